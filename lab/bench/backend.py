@@ -20,6 +20,7 @@ class Backend:
     apart: whether each arm has a process of its own, and this one then never imports a candidate.
     clock: the harness's own beside an arm, s, given the arm's process.
     clock_pct: how far it and the arm's own times may be apart, %; None where they are no pair.
+    clocks, clocks_at_once: one sample of the GPU's; the second takes no time to speak of, or says nothing.
     """
 
     device: str
@@ -32,6 +33,7 @@ class Backend:
     bare: Callable[[str], families.Family] = families.bare
     clock: Callable[[int], float] = lambda pid: time.perf_counter()
     clock_pct: float | None = None
+    clocks_at_once: Callable[[], Any] = lambda: None
 
     def wait(self) -> None:
         """Until the device has done what it was given."""
@@ -59,7 +61,7 @@ def gpu() -> Backend:
     card = torch.cuda.get_device_properties(0)
     return Backend(
         "cuda", card.L2_cache_size, timers.named, machine.clocks, memory_bytes=card.total_memory, apart=True,
-        clock_pct=5.0,
+        clock_pct=5.0, clocks_at_once=machine.clocks_at_once,
     )  # fmt: skip
 
 

@@ -168,15 +168,20 @@ def reasons(mask: int) -> str:
     return ", ".join(name for bit, name in THROTTLE_BITS.items() if mask & bit)
 
 
-def clocks() -> Clocks | None:
-    """One sample of CUDA's first GPU, None where neither source answers."""
+def clocks_at_once() -> Clocks | None:
+    """As `clocks`, by NVML alone: nvidia-smi is a process of its own, which takes longer than a visit."""
 
     def ask(nvml: Any, gpu: Any) -> Clocks:
         mask = int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu))
         sm, memory = (int(nvml.nvmlDeviceGetClockInfo(gpu, x)) for x in (nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM))
         return Clocks("nvml", sm, memory, reasons(mask))
 
-    if found := _nvml(card(), ask):
+    return _nvml(card(), ask)
+
+
+def clocks() -> Clocks | None:
+    """One sample of CUDA's first GPU, None where neither source answers."""
+    if found := clocks_at_once():
         return found
     line = smi("clocks.sm", "clocks.mem", "clocks_event_reasons.active")
     return parse_smi(line) if line else None

@@ -416,6 +416,7 @@ def together(first: Done, second: Done) -> Done:
             again=sampling.joined(one_c.again, other_c.again) if one_c.again and other_c.again else None,
             shape=(one_c.shape[0] + other_c.shape[0], *one_c.shape[1:]),
             processes=one_c.processes + other_c.processes,
+            block_mhz=one_c.block_mhz + other_c.block_mhz if one_c.block_mhz and other_c.block_mhz else (),
         )
     return Done(arms, compared, second.fatal, seconds, first.spare or second.spare)
 
@@ -512,6 +513,7 @@ def row(
         timed_against=comparison.control,
         clocks=clocks,
         throttled=", ".join(sorted({c.throttled for c in clocks if c.throttled})),
+        block_mhz=comparison.block_mhz,
     )
     doubt = ceilings.suspect(timed)
     return structs.replace(timed, status="suspect", message=doubt) if doubt else timed

@@ -17,9 +17,9 @@
    With `rest` the GPU idles after each visit of an arm, `rest` times as long as the visit took: a card at its power cap
    lowers its clock by what ran just before, so that arms of hundreds of us would inherit each other's heat. Rested
    figures are at the full clock, others at that of a loaded card; the row says which.
-6. SM and memory clock and throttle reasons are sampled behind each placement's warm-up and at its end, where an arm
-   that draws more power among the samples than before them shows too. A throttled window is flagged, never dropped.
-   Every sample is kept.
+6. SM and memory clock and throttle reasons are sampled behind each placement's warm-up, behind each visit, and at the
+   placement's end; of a block's visits the lowest is kept. A throttled window is flagged, never dropped. Every sample
+   is kept.
 
 The timer is an object with a name, which the row stores (lab/bench/timers.py). Here is only what needs no GPU, so that
 all of it is tested against made-up clocks: `compare` is the schedule, `settled` and `ratio_interval` are statistics,
@@ -142,7 +142,9 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Arms timed together. aa_pct: the A/A noise floor; clocks: samples at both ends of each placement.
+    """Arms timed together. aa_pct: the A/A noise floor; clocks: samples at both ends of each placement and its blocks'.
+
+    block_mhz: the lowest SM clock behind the visits of each block, by placement and block; () where it was not read.
 
     shape: (placements, blocks a placement, samples a block) of every arm; processes: how many the placements are of.
 
@@ -161,6 +163,7 @@ class Comparison(msgspec.Struct, frozen=True):
     l2: str = ""
     shape: tuple[int, int, int] = (1, 1, 1)
     processes: int = 1
+    block_mhz: tuple[int, ...] = ()
 
 
 def sets_for(bytes_per_call: float, l2_bytes: int, l2: str = "cold", most: int = MOST_SETS) -> int:
@@ -263,7 +266,8 @@ class Hooks:
     """What happens around the samples; the defaults do nothing.
 
     visiting: before each visit, so that an error or a crash can be attributed. stir: before each visit too, outside of
-    what `rest` follows. visited: behind each that is no warm-up. place: before each placement but the first, with its
+    what `rest` follows. behind, visited: behind each that is no warm-up; the first, before the rest, samples the clocks
+    or says nothing. place: before each placement but the first, with its
     number, to allocate the arms anew. between: before each block, with the numbers of the placement and the block.
     """
 
@@ -271,6 +275,7 @@ class Hooks:
     sleep: Callable[[float], None] = time.sleep
     visiting: Callable[[Arm], None] = lambda arm: None
     stir: Callable[[Arm], None] = lambda arm: None
+    behind: Callable[[], Clocks | None] = lambda: None
     visited: Callable[[Arm], None] = lambda arm: None
     place: Callable[[int], None] = lambda number: None
     between: Callable[[int, int], None] = lambda number, block: None
@@ -305,7 +310,8 @@ def compare(
     draw = random.Random(seed)
     least = PLACED_BLOCKS if placements > 1 else MIN_BLOCKS
     order: list[str] = []
-    windows = []
+    windows: list[Clocks | None] = []
+    block_mhz: list[int] = []
     for number in range(placements):
         if number:
             hooks.place(number)
@@ -322,15 +328,21 @@ def compare(
             turn = draw.sample(arms, len(arms))
             order.append(" ".join(a.name for a in turn))
             visits: dict[str, list[float]] = {a.name: [] for a in arms}
+            read: list[Clocks] = []
             for arm in (*turn, *reversed(turn)):
                 with visit(arm):
                     samples_us = timer.visit(arm, VISIT)
+                    if clock := hooks.behind():
+                        read.append(clock)
                 hooks.visited(arm)
                 arm.samples_us += samples_us
                 arm.firsts.append(samples_us[0] / statistics.median(samples_us[1:]))
                 visits[arm.name].append(statistics.median(samples_us))
             for arm in arms:
                 arm.blocks_us.append(statistics.fmean(visits[arm.name]))
+            if len(read) == 2 * len(arms):
+                windows.append(min(read, key=lambda clock: clock.sm_mhz))
+                block_mhz.append(min(clock.sm_mhz for clock in read))
             taken += 1
         blocks = taken
         windows.append(hooks.clocks())
@@ -346,4 +358,5 @@ def compare(
         again=summarise(again) if again else None,
         control=control.name,
         shape=(placements, blocks, 2 * VISIT),
+        block_mhz=tuple(block_mhz) if len(block_mhz) == placements * blocks and all(block_mhz) else (),
     )

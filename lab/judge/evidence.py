@@ -4,17 +4,18 @@ A reading is formed within one run: the newest run that holds both arms of a wor
 gate compares across workloads is read from one run too, where one holds it all. Intervals are over placements
 (lab/base/interval.py); a row of schema 1 has one placement, and its interval is a bootstrap over the blocks of it,
 wider by PLACED. Of later rows only those decide that `unsettled` has nothing against, and of all those whose arms are
-not `apart`. Where a power cap held the clock down, intervals are wider by what that can have cost at most (`slowed`). A
-row that is not ok gives its status instead of a number. A row with a cold L2 whose compulsory bytes or flops per
-microsecond exceed the datasheet's peak makes the phase INVALID.
+not `apart`. Where a power cap held the clock down, intervals are wider by what that can have cost at most (`slowed`),
+block by block where each one's clock was read. A row that is not ok gives its status instead of a number. A row with a
+cold L2 whose compulsory bytes or flops per microsecond exceed the datasheet's peak makes the phase INVALID.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -147,13 +148,12 @@ def readings(
     for workload, (control, candidate) in pairs(rows, together).items():
         arms = [row for row in (control, candidate) if row]
         ids = tuple(row.id for row in arms)
-        by_block = change_pct(control, candidate)
         placed = candidate.placements if candidate and candidate.own_us is not None else 0
         cap = slowed(device, *arms)
+        by_block = _widened(control, candidate, cap)
         open_ = unsettled(control, candidate, cap)
-        most = cap.most if cap else 1.0
         elsewhere = PLACED if placed == 1 else 1.0
-        own = _interval(candidate, most)
+        own = _interval(candidate, cap)
         arrival = arrival_of(str(row.workload.get("arrival", "")) for row in arms)
         metric = arms[0].metric
         found[metric, workload] = Reading(
@@ -166,13 +166,13 @@ def readings(
             ids=ids,
             impossible=next(filter(None, (roofline.beyond(device, row) for row in arms)), ""),
             change_pct=None if by_block is None else by_block[0],
-            interval_pct=None if by_block is None else _wider(by_block[1:], most * elsewhere),
+            interval_pct=by_block and _beyond(by_block[1:], elsewhere),
             interval=own and (own[0] / elsewhere, own[1] * elsewhere),
             repeats=placed if placed > 1 else len(candidate.blocks_us or ()) if candidate else 0,
             placements=placed,
             unsettled=open_,
             slowed=cap.says if cap else "",
-            slowed_by=most,
+            slowed_by=cap.usual if cap else 1.0,
             profiled=any(row.profiled for row in arms),
             machine=f"{arms[-1].gpu} {arms[-1].gpu_id}, driver {arms[-1].driver}" if placed > 1 else "",
             arrival=arrival,
@@ -203,7 +203,7 @@ def readings(
                 continue  # nobody knows the peak
             slow = cap.says if cap else ""
             read = Reading("ratio", control_share, share, ids=ids, arrival=arrival, unsettled=open_, slowed=slow)
-            if placed > 1 and share and (own := _interval(candidate, most)):
+            if placed > 1 and share and (own := _interval(candidate, cap)):
                 low, high = (share * candidate.time_us / us for us in reversed(own))
                 read = replace(read, interval=(low, high), repeats=placed, placements=placed)
             found["roofline_fraction", workload] = read
@@ -245,27 +245,54 @@ def change_alone(control: Measurement | None, candidate: Measurement | None) -> 
     return 100.0 * (candidate.own_us / control.own_us - 1.0)
 
 
-def _over_placements(control: Measurement, candidate: Measurement) -> interval.Interval | None:
-    """The interval of a comparison; None where its blocks are no pairs."""
+def _over_placements(
+    control: Measurement, candidate: Measurement, cap: Cap | None = None, side: int = 1
+) -> interval.Interval | None:
+    """The interval of a comparison; None where its blocks are no pairs.
+
+    cap, side: the ratio of each block longer (1) or shorter (-1) by what the cap can have cost.
+    """
+    blocks = candidate.blocks if cap is None else cap.scaled(candidate.blocks, side)
     try:
-        return interval.over_placements(control.blocks, control.again_blocks or None, candidate.blocks)
+        return interval.over_placements(control.blocks, control.again_blocks or None, blocks)
     except ValueError:
         return None
 
 
-class Cap(NamedTuple):
-    """A clock that was held down. most: the factor by which it made a time longer at most; says: the same in words."""
+def _beyond(ends: tuple[float, float], factor: float) -> tuple[float, float]:
+    """The ends of a change in %, each a factor further out."""
+    low, high = (1.0 + end / 100.0 for end in ends)
+    return 100.0 * (low / factor - 1.0), 100.0 * (high * factor - 1.0)
 
-    most: float
+
+class Cap(NamedTuple):
+    """A clock that was held down, and the same in words.
+
+    factors: by which it made the time of each block longer at most, in the order of blocks; or one for all of them.
+    """
+
+    factors: tuple[float, ...]
     says: str
+
+    @property
+    def usual(self) -> float:
+        """Their geometric mean."""
+        return statistics.geometric_mean(self.factors)
+
+    def scaled(self, times: Sequence[Sequence[float]], side: int) -> list[list[float]]:
+        """Block times by placement, each longer (1) or shorter (-1) by its factor."""
+        known = len(self.factors) == sum(map(len, times))
+        factors = iter(self.factors if known else itertools.repeat(self.usual))
+        return [[us * next(factors) ** side for us in blocks] for blocks in times]
 
 
 def slowed(device: devices.Device, *rows: Measurement) -> Cap | None:
     """What a cap on the GPU's clock can have cost these arms at most; None where none was seen, or where nobody knows.
 
     At a constant clock of the memory no kernel slows down by more than its multiprocessors' clock. So a time t lies
-    within [t / most, t] of what it is without the cap, and a ratio within a factor of `most` either way, as either arm
-    may be the one that was slowed. `most` is of the lowest clock that was read: behind the warm-up of each placement,
+    within [t / factor, t] of what it is without the cap, and a ratio within a factor either way, as either arm may be
+    the one that was slowed. The factor of a block is of the lowest clock that was read behind its visits; in rows
+    without these, that of all blocks is of the lowest clock of all: it was read behind the warm-up of each placement,
     where arms ran without a rest and the clock is as low as it gets, and at its end. What was timed by the host is not
     concerned.
     """
@@ -273,18 +300,30 @@ def slowed(device: devices.Device, *rows: Measurement) -> Cap | None:
     read = [clock for row in rows for clock in row.clocks]
     if not capped or not read or device.sm_clock is None or len({clock.memory_mhz for clock in read}) > 1:
         return None
-    highest, lowest = device.sm_clock.base / 1e6, min(clock.sm_mhz for clock in read)
+    highest, by_block = device.sm_clock.base / 1e6, next((row.block_mhz for row in rows if row.block_mhz), ())
+    lowest = min(by_block, default=min(clock.sm_mhz for clock in read))
     if lowest <= 0:
         return None
-    most = max(1.0, highest / lowest)
-    why = f"a {capped[0].throttled} (multiprocessors at {lowest} of {highest:g} MHz)"
-    return Cap(most, f"{100 * (most - 1):.1f} % wider for {why}")
+    factors = tuple(max(1.0, highest / mhz) for mhz in by_block or (lowest,))
+    at = f"{lowest} to {max(by_block)} of {highest:g} MHz by block" if by_block else f"{lowest} of {highest:g} MHz"
+    usual = statistics.geometric_mean(factors)
+    return Cap(factors, f"{100 * (usual - 1):.1f} % wider for a {capped[0].throttled} (multiprocessors at {at})")
 
 
-def _wider(ends: tuple[float, float], most: float) -> tuple[float, float]:
-    """The ends of a change in %, each a factor further out."""
-    low, high = (1.0 + end / 100.0 for end in ends)
-    return 100.0 * (low / most - 1.0), 100.0 * (high * most - 1.0)
+def _widened(
+    control: Measurement | None, candidate: Measurement | None, cap: Cap | None
+) -> tuple[float, float, float] | None:
+    """`change_pct` with its ends as far out as a cap can have moved them, either arm being the one that it slowed."""
+    found = change_pct(control, candidate)
+    if found is None or cap is None or control is None or candidate is None:
+        return found
+    if max(control.placements, candidate.placements) == 1:
+        low, high = ((1.0 + end / 100.0) * cap.usual**side for end, side in zip(found[1:], (-1, 1), strict=True))
+        return found[0], 100.0 * (low - 1.0), 100.0 * (high - 1.0)
+    shorter, longer = (_over_placements(control, candidate, cap, side) for side in (-1, 1))
+    assert shorter, "its blocks were pairs"
+    assert longer, "its blocks were pairs"
+    return found[0], shorter.change_pct[1], longer.change_pct[2]
 
 
 def unsettled(control: Measurement | None, candidate: Measurement | None, cap: Cap | None = None) -> str:
@@ -319,20 +358,22 @@ def aa_pct(control: Measurement | None, candidate: Measurement | None) -> float 
     return next((row.aa_pct for row in (candidate, control) if row and row.aa_pct is not None), None)
 
 
-def _interval(row: Measurement | None, most: float = 1.0) -> tuple[float, float] | None:
+def _interval(row: Measurement | None, cap: Cap | None = None) -> tuple[float, float] | None:
     """The interval of an arm's own time, us, over placements or blocks; None without a time or with a single one.
 
-    most: the factor by which the time may be too long.
+    cap: what may have made it longer.
     """
     if row is None or row.own_us is None or len(row.blocks_us or ()) < 2:
         return None
+    usual = cap.usual if cap else 1.0
     if row.placements > 1:
         found = interval.of_arm(row.blocks)
-        low, high = found.low, found.high
+        low, high = interval.of_arm(cap.scaled(row.blocks, -1)).low if cap else found.low, found.high
     else:
         blocks = row.blocks_us or ()
         _, low, high = sampling.ratio_interval([1.0] * len(blocks), blocks)
-    return min(low, row.own_us) / most, max(high, row.own_us)  # the median is over samples, the interval is not
+        low /= usual
+    return min(low, row.own_us / usual), max(high, row.own_us)  # the median is over samples, the interval is not
 
 
 def between_runs(rows: Iterable[Measurement]) -> dict[str, tuple[int, float]]:

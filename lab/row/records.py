@@ -113,6 +113,7 @@ class Measurement(Provenance, frozen=True, kw_only=True, dict=True, tag=2):
     shape:           (placements, blocks a placement, samples a block); a block's samples are those of its two visits.
     samples:         every sample, us a call, as lab/row/samples.py encodes them, by placement, block and visit.
     again_samples:   the same of the control's second self (A/A), in the control's row.
+    block_mhz:       the lowest SM clock behind the visits of each block, of whichever arm, by placement and block.
     clock_pct:       largest disagreement of the harness's clock with the arm's own times, %.
     prepare_us:      wall time of the one-off repacking; prepared_bytes: memory it added, None where it is not seen.
     took_s:          wall time of the whole comparison, checks and all, of which every arm's row has the same.
@@ -173,6 +174,7 @@ class Measurement(Provenance, frozen=True, kw_only=True, dict=True, tag=2):
     timed_against: str = ""
     clocks: tuple[Clocks, ...] = ()
     throttled: str = ""
+    block_mhz: tuple[Count, ...] = ()
 
     median_us = _Figure[float]("median_us")
     iqr_us = _Figure[float]("iqr_us")
@@ -284,6 +286,8 @@ class Measurement(Provenance, frozen=True, kw_only=True, dict=True, tag=2):
             return "samples without their shape, or a shape without samples", "give both"
         if self.shape and self.placements != self.shape[0]:
             return f"{self.placements} placements and the shape {self.shape}", "the shape begins with the placements"
+        if self.block_mhz and (self.shape is None or len(self.block_mhz) != self.shape[0] * self.shape[1]):
+            return f"{len(self.block_mhz)} clocks and the shape {self.shape}", "give one for each block, or none"
         for key in ("samples", "again_samples"):
             try:
                 held = getattr(self, f"{key}_us")

@@ -110,19 +110,18 @@ def _last(draw: Draw, gap: float, sd: float) -> Any:
     return noise
 
 
-def _capped(draw: Draw) -> Any:
-    """The whole of what a cap can do, in one arm: nothing in its times tells it from an effect."""
-    noise = _normal(draw, OWN, BLOCKS)
-    noise[:2] += math.log(HIGHEST_MHZ / CAPPED_MHZ)
-    return noise
+def _held(draw: Draw) -> Any:
+    """Clocks [placements, blocks] under a cap that comes and goes, MHz."""
+    return draw.integers(CAPPED_MHZ, HIGHEST_MHZ, (interval.PLACEMENTS, BLOCKS), endpoint=True)
 
 
 class Noise(NamedTuple):
     """One kind of noise: of log times [control, its second self, candidate][placements][blocks].
 
     promised: whether the targets hold under it; powered: whether an effect of 3 % has to be seen too; bound: whether
-    intervals are wider than they need be, for all of it is taken for chance. capped_mhz: the clock at which an H200's
-    multiprocessors were held meanwhile, 0 where nothing held them.
+    intervals are wider than they need be, for all of it is taken for chance. held: the clock at which a cap held an
+    H200's multiprocessors in each block, MHz: the control takes longer by all that it can cost, which nothing in its
+    times tells from an effect. by_block: whether the rows have these clocks, or the lowest alone.
     """
 
     says: str
@@ -130,7 +129,8 @@ class Noise(NamedTuple):
     promised: bool = True
     powered: bool = False
     bound: bool = False
-    capped_mhz: int = 0
+    held: Callable[[Draw], Any] | None = None
+    by_block: bool = False
 
 
 NOISES: dict[str, Noise] = {
@@ -165,7 +165,17 @@ NOISES: dict[str, Noise] = {
         bound=True,
     ),
     "cap": Noise(
-        "a power cap that slows the control alone by 5 %", lambda d: _capped(d), bound=True, capped_mhz=CAPPED_MHZ
+        "a power cap that slows the control alone by 5 %",
+        lambda d: _normal(d, OWN, BLOCKS),
+        bound=True,
+        held=lambda d: d.integers(CAPPED_MHZ, CAPPED_MHZ, (interval.PLACEMENTS, BLOCKS), endpoint=True),
+    ),
+    "cap-blocks": Noise(
+        "the same by 0 to 5 %, and each block's clock is known",
+        lambda d: _normal(d, OWN, BLOCKS),
+        bound=True,
+        held=_held,
+        by_block=True,
     ),
     "rare-mode": Noise(
         "one placement in five of the candidate 4 % slower",
@@ -210,19 +220,25 @@ def simulate(name: str, comparisons: int = COMPARISONS, seed: int = SEED) -> Lin
     device = devices.get("h200")
     zero, line = (_gate("<", 0.0), _gate("<=", LINE_PCT))
     counts = dict.fromkeys(Line.__struct_fields__[2:], 0)
-    capped_mhz = NOISES[name].capped_mhz
+    noise = NOISES[name]
     for _ in range(comparisons):
-        times = 100.0 * numpy.exp(NOISES[name].of(draw))
-        control = _row("control", times[0], times[1], capped_mhz=capped_mhz)
+        times = 100.0 * numpy.exp(noise.of(draw))
+        held = noise.held(draw) if noise.held else None
+        if held is not None:
+            times[:2] *= HIGHEST_MHZ / held
+        clocks = _clocks(held, noise.by_block)
+        control = _row("control", times[0], times[1], **clocks)
 
-        def judged(change_pct: float, gate: Gate, times: Any = times, control: Measurement = control) -> str:
-            candidate = _row("candidate", (1.0 + change_pct / 100.0) * times[2], capped_mhz=capped_mhz)
+        def judged(
+            change_pct: float, gate: Gate, times: Any = times, control: Measurement = control, clocks: Any = clocks
+        ) -> str:
+            candidate = _row("candidate", (1.0 + change_pct / 100.0) * times[2], **clocks)
             return rules.judge(gate, evidence.readings([control, candidate], device)).word
 
         counts["false_go_pct"] += judged(0.0, zero) == "GO"
         counts["false_go_at_line_pct"] += judged(BESIDE_PCT, line) == "GO"
         counts["power_pct"] += judged(EFFECT_PCT, zero) == "GO"
-        alike = _row("candidate", times[2], capped_mhz=capped_mhz)
+        alike = _row("candidate", times[2], **clocks)
         low, high = evidence.readings([control, alike], device)["kernel_us", "w"].interval_pct or (0.0, 0.0)
         counts["coverage_pct"] += low <= 0.0 <= high
         counts["bootstrap_pct"] += _resampled(times, draw)
@@ -233,16 +249,22 @@ def _gate(op: Any, threshold: float) -> Gate:
     return Gate(require=(Condition("kernel_us", op, "%", threshold, "change", "w"),))
 
 
-def _row(arm: Any, blocks: Any, again: Any = None, capped_mhz: int = 0) -> Measurement:
+def _clocks(held: Any, by_block: bool) -> dict[str, Any]:
+    """What a row holds of the clocks of its blocks; None where nothing held them down."""
+    why = "" if held is None else "software power cap"
+    lowest = HIGHEST_MHZ if held is None else int(held.min())
+    read = tuple(held.flatten().tolist()) if by_block else ()
+    return {"throttled": why, "clocks": (Clocks("bench", lowest, 3201, why),), "block_mhz": read}
+
+
+def _row(arm: Any, blocks: Any, again: Any = None, **clocks: Any) -> Measurement:
     """A row of the bench: each block is two visits of one sample."""
     shape = (*blocks.shape, 2)
-    why = "software power cap" if capped_mhz else ""
     return Measurement(
         device="h200", phase="power", family="power", arm=arm, name=arm, precision="bf16", workload_id="w", workload={},
         status="ok", run="r", relative_error=0.0, placements=shape[0], processes=evidence.PROCESSES, shape=shape,
         samples=samples.encode(blocks.repeat(2).tolist()),
-        again_samples=None if again is None else samples.encode(again.repeat(2).tolist()), throttled=why,
-        clocks=(Clocks("bench", capped_mhz or HIGHEST_MHZ, 3201, why),),
+        again_samples=None if again is None else samples.encode(again.repeat(2).tolist()), **clocks,
     )  # fmt: skip
 
 

@@ -166,8 +166,9 @@ def clocks(source: str = "made up") -> Clocks:
 def cpu() -> backend.Backend:
     """Real checks on the CPU, made-up clock."""
     return backend.Backend(
-        "cpu", 0, lambda name, l2, size: {"graph": FakeGraph, "events": FakeEvents}[name](), clocks, load
-    )
+        "cpu", 0, lambda name, l2, size: {"graph": FakeGraph, "events": FakeEvents}[name](), clocks, load,
+        clocks_at_once=clocks,
+    )  # fmt: skip
 
 
 def quick() -> backend.Backend:
@@ -197,7 +198,9 @@ def quick() -> backend.Backend:
     comparison.looked_at = lambda *_: ""
     sampling.WARM_UP_S = 0.0
     made: dict[str, type[FakeGraph]] = {"host": FakeHost}
-    return backend.Backend("cpu", 0, lambda name, l2, size: made.get(name, FakeGraph)(), clocks, load_quick)
+    return backend.Backend(
+        "cpu", 0, lambda name, l2, size: made.get(name, FakeGraph)(), clocks, load_quick, clocks_at_once=clocks
+    )
 
 
 SLOW = FakeGraph(sleep=True)

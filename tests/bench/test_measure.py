@@ -152,7 +152,8 @@ def test_rows_of_a_sound_comparison(tmp_path: Path) -> None:
         assert (row.gate_hash, row.card_hash, row.run) == (card.gate_hash, card.card_hash, "run1")
         assert (row.workload, row.profiled, row.throttled) == ({"N": 63}, False, "")
         assert (row.placements, row.shape) == (1, (1, len(row.order or ()), 2 * sampling.VISIT))
-        assert len(row.clocks) >= 1
+        assert [clock.sm_mhz for clock in row.clocks] == [1980]  # a change is kept, not how long
+        assert row.block_mhz == (1980,) * len(row.order or ())
         assert 0 < (row.took_s or 0.0) == control.took_s
     assert (control.aa_pct or 0) > 0
     assert candidate.aa_pct is None  # one arm has a second self
@@ -178,6 +179,7 @@ def test_rows_of_the_hosts_time_are_judged_as_such_and_as_nothing_else(tmp_path:
     assert (control.aa_pct or 0) > 0
     found = evidence.readings(rows, H200)
     assert {metric for metric, _ in found} == {"host_us", "engagements"}
+    assert {row.block_mhz for row in rows} == {(1980,) * len(candidate.blocks_us or ())}  # of both processes
     read = found["host_us", "n63"]
     assert (read.control, read.candidate, read.placements) == (control.own_us, candidate.own_us, 8)
     assert rules.judge(card.gate, found).word == "GO"

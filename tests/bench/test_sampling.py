@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from lab.bench import sampling
 from lab.bench.sampling import AGAIN, Arm, Comparison, Hooks, ratio_interval, sets_for, settled, summarise
+from lab.row.records import Clocks
 from lab.row.samples import aa_floor_pct
 from tests.loops import over
 
@@ -374,6 +375,28 @@ def test_floor_is_the_second_control_against_the_first(bias: float, monkeypatch:
     assert compared(monkeypatch, clock, seconds=0.0)[0].aa_pct == pytest.approx(3.0)
     alone, _ = compared(monkeypatch, clock, ("control", "candidate"), seconds=0.0)
     assert (alone.aa_pct, alone.again) == (math.inf, None)
+
+
+def test_the_lowest_clock_of_a_block_is_kept_and_its_reading_is_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whichever visit; a clock that is not known behind one of them, or reads zero, is none of any block."""
+
+    def found(said: Callable[[int], Clocks | None]) -> Comparison:
+        bench, number = Bench(steady, monkeypatch), itertools.count()
+        arms = [Arm(name, lambda args, out: None, [(None, None)], calls=CALLS) for name in ("control", "candidate")]
+        how = Hooks(clocks=lambda: None, behind=lambda: said(next(number)), sleep=lambda s: None)
+        return sampling.compare(arms, bench, seconds=0.0, rest=1.0, hooks=how, placements=2)
+
+    def clock(mhz: int) -> Clocks:
+        return Clocks("made up", mhz, 3201, "cap" if mhz < 1980 else "")
+
+    blocks = 2 * sampling.PLACED_BLOCKS
+    one = found(lambda n: clock(1900 + n // 4 if n % 4 == 2 else 1980))  # one of a block's four visits
+    assert one.block_mhz == tuple(1900 + block for block in range(blocks))
+    assert [c.sm_mhz for c in one.clocks if c] == [*one.block_mhz]
+    assert one.shape[:2] == (2, sampling.PLACED_BLOCKS)
+    assert found(lambda n: clock(1950) if n != 9 else None).block_mhz == ()
+    assert found(lambda n: clock(1950 * (n != 9))).block_mhz == ()
+    assert found(lambda n: None).block_mhz == ()
 
 
 def test_clocks_are_read_at_both_ends_of_each_placement(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -279,6 +279,26 @@ def test_under_a_power_cap_an_interval_is_wider_by_what_the_cap_can_have_cost() 
     assert rested.slowed == ""
 
 
+def test_a_cap_costs_each_block_what_its_own_clock_says() -> None:
+    """One placement of eight at 1,800 MHz, the others free: by block the interval is as wide as that one makes it."""
+    held = [1800 if placement == 3 else 1980 for placement in range(8) for _ in range(BLOCKS)]
+    rows = [
+        placed(arm, us, STILL, **capped(1800), block_mhz=tuple(held))
+        for arm, us in (("control", 1000.0), ("candidate", 800.0))
+    ]
+    found, each = read(*rows), [math.log(1.1) * (placement == 3) for placement in range(8)]
+    middle = statistics.fmean(each)
+    reach = interval.quantile(interval.PLACEMENT_LEVEL, 7) * statistics.stdev(each) / math.sqrt(8)
+    longest = 100 * (0.8 * math.exp(middle + reach) - 1)
+    assert found.change_pct == pytest.approx(-20)
+    assert found.interval_pct == pytest.approx((100 * (0.8 * math.exp(-middle - reach) - 1), longest))
+    assert found.interval == pytest.approx((800 * math.exp(-middle - reach), 800))
+    assert longest < 100 * (0.8 * 1.1 - 1)
+    assert "1.2 % wider for a software power cap (multiprocessors at 1800 to 1980 of 1980 MHz by block)" in found.slowed
+    unread = [replace(row, block_mhz=()) for row in rows]
+    assert read(*unread).interval_pct == pytest.approx((100 * (0.8 / 1.1 - 1), 100 * (0.8 * 1.1 - 1)))
+
+
 @over(numbered([(-15.0, "BLOCKED"), (-11.0, "GO"), (-30.0, "NO-GO")]))
 def test_a_power_cap_decides_where_its_cost_cannot(line: float, word: str) -> None:
     """At 1,800 MHz a change of -20 % is anything from -27 to -12 %."""
