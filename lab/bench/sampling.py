@@ -18,8 +18,8 @@
    lowers its clock by what ran just before, so that arms of hundreds of us would inherit each other's heat. Rested
    figures are at the full clock, others at that of a loaded card; the row says which.
 6. SM and memory clock and throttle reasons are sampled behind each placement's warm-up, behind each visit, and at the
-   placement's end; of a block's visits the lowest is kept. A throttled window is flagged, never dropped. Every sample
-   is kept.
+   placement's end; of a block's visits the lowest SM clock is kept, of a placement's that sample. A throttled window is
+   flagged, never dropped. Every time is kept.
 
 The timer is an object with a name, which the row stores (lab/bench/timers.py). Here is only what needs no GPU, so that
 all of it is tested against made-up clocks: `compare` is the schedule, `settled` and `ratio_interval` are statistics,
@@ -142,7 +142,7 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Arms timed together. aa_pct: the A/A noise floor; clocks: samples at both ends of each placement and its blocks'.
+    """Arms timed together. aa_pct: the A/A noise floor; clocks: samples at both ends of each placement, and its lowest.
 
     block_mhz: the lowest SM clock behind the visits of each block, by placement and block; () where it was not read.
 
@@ -319,7 +319,7 @@ def compare(
             with visit(arm):
                 warm_up(timer, arm)
         windows.append(hooks.clocks())
-        start, taken = time.perf_counter(), 0
+        start, taken, lowest = time.perf_counter(), 0, list[Clocks]()
         while (
             taken < (blocks or least)
             or (not blocks and time.perf_counter() - start < seconds / placements and not all(map(settled, arms)))
@@ -341,10 +341,11 @@ def compare(
             for arm in arms:
                 arm.blocks_us.append(statistics.fmean(visits[arm.name]))
             if len(read) == 2 * len(arms):
-                windows.append(min(read, key=lambda clock: clock.sm_mhz))
-                block_mhz.append(min(clock.sm_mhz for clock in read))
+                lowest.append(min(read, key=lambda clock: clock.sm_mhz))
+                block_mhz.append(lowest[-1].sm_mhz)
             taken += 1
         blocks = taken
+        windows += sorted(lowest, key=lambda clock: clock.sm_mhz)[:1]
         windows.append(hooks.clocks())
     control = arms[0]
     again = next((a for a in arms if a.name == AGAIN), None)

@@ -73,7 +73,7 @@ def test_honest_candidate_passes(workload: str, timer: str) -> None:
     assert (facts.timer, facts.l2, facts.control, facts.seed) == (timer, "cold", "plain", 0)
     assert 0 < facts.aa_pct < 1
     assert facts.block_mhz == (1980,) * len(facts.order)
-    assert len(facts.clocks) == 2 + len(facts.block_mhz)
+    assert len(facts.clocks) == 3  # at both ends of the placement, and the lowest in between
     assert facts.shape == (1, len(facts.order), 2 * sampling.VISIT)
     assert facts.again.n == control.n
     assert message.fatal == ""

@@ -392,7 +392,7 @@ def test_the_lowest_clock_of_a_block_is_kept_and_its_reading_is_no_rest(monkeypa
     blocks = 2 * sampling.PLACED_BLOCKS
     one = found(lambda n: clock(1900 + n // 4 if n % 4 == 2 else 1980))  # one of a block's four visits
     assert one.block_mhz == tuple(1900 + block for block in range(blocks))
-    assert [c.sm_mhz for c in one.clocks if c] == [*one.block_mhz]
+    assert [c.sm_mhz for c in one.clocks if c] == [one.block_mhz[0], one.block_mhz[sampling.PLACED_BLOCKS]]
     assert one.shape[:2] == (2, sampling.PLACED_BLOCKS)
     assert found(lambda n: clock(1950) if n != 9 else None).block_mhz == ()
     assert found(lambda n: clock(1950 * (n != 9))).block_mhz == ()
