@@ -38,6 +38,9 @@ CLOCK_PCT = 5.0  # by which the harness's clock may differ from an arm's own tim
 # By which one placement may miss: two standard deviations, which 19 in 20 of an H200's comparisons stay below where no
 # cap held the clock. Under a cap it is more; what a row of schema 1 was throttled by is its remark.
 PLACED = 1.02
+# By which a ratio may differ between two GPUs of one model: 19 in 20 do by less (lab/study/repeats.py), and an interval
+# is of the GPU that was measured.
+GPUS = 1.008
 
 
 def asked(rows: Iterable[Measurement], card: phases.Card) -> list[Measurement]:

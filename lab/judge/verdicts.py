@@ -13,7 +13,7 @@ from lab.card.phases import Card, RecordedCase
 from lab.card.recorded import RecordedVerdict
 from lab.check import families
 from lab.judge import evidence
-from lab.judge.rules import Verdict, judge
+from lab.judge.rules import Finding, Seen, Verdict, judge
 from lab.row import store
 from lab.row.records import Measurement
 
@@ -184,9 +184,24 @@ def judge_measured(card: Card, device_id: str) -> Judgement:
         notes.append(f"peaks unknown: no source gives {device.name}'s, and shares are of measured ceilings alone")
     if left := len({row.run for row in every if card.measure.other(*row.protocol)}):
         notes.append(f"{left} runs by another protocol than the card's are not judged")
+    absent, given = evidence.absent(chosen, card.workloads), evidence.readings(rows, device, together)
+    if near := _near_their_line(judge(card.gate, given, absent=absent).findings):
+        percent = 100 * (evidence.GPUS - 1)
+        notes.append(f"nearer to its line than ratios differ between GPUs of one model ({percent:.1f} %): {near}")
     note = "; ".join(filter(None, notes))
-    absent = evidence.absent(chosen, card.workloads)
-    return judgement(card, evidence.readings(rows, device, together), "measured", device.id, None, note, absent)
+    return judgement(card, given, "measured", device.id, None, note, absent)
+
+
+def _near_their_line(findings: Iterable[Finding]) -> str:
+    """Workloads whose interval decides by less than another GPU of the model may give, joined by commas."""
+
+    def near(seen: Seen) -> bool:
+        ends = seen.interval or ()
+        ratios = [(100.0 + end) / (100.0 + seen.line) if seen.unit == "%" else end / seen.line for end in ends]
+        return any(1.0 / evidence.GPUS < ratio < evidence.GPUS for ratio in ratios)
+
+    decided = (f for f in findings if f.state in ("holds", "fails") and f.seen and f.seen.placements > 1)
+    return ", ".join(dict.fromkeys(f.condition.workload for f in decided if f.seen and f.seen.line and near(f.seen)))
 
 
 def staleness(card: Card, rows: Iterable[Measurement]) -> str:

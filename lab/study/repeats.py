@@ -1,4 +1,4 @@
-"""How well a comparison repeats: its noise floor, and the same ratio in another run of the same code."""
+"""How well a comparison repeats: its noise floor, the same ratio in another run of the same code, on another GPU."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from lab.card import phases
 from lab.judge import evidence
 from lab.row import store
+from lab.row.records import Measurement
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,36 @@ class Repeated:
         return 100 * (self.high / self.low - 1)
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """One comparison of the same launches on two GPUs of a device, over placements on each. us: the candidate's.
+
+    low, high: ends of the change's interval in % on either GPU, of the one where it is less first.
+    """
+
+    card: str
+    workload: str
+    us: float
+    ratios: tuple[float, float]
+    low: tuple[float, float]
+    high: tuple[float, float]
+
+    @property
+    def difference_pct(self) -> float:
+        """How far the two ratios lie apart."""
+        return 100 * (max(self.ratios) / min(self.ratios) - 1)
+
+    @property
+    def apart(self) -> bool:
+        """Whether the two intervals have nothing in common."""
+        return self.high[0] < self.low[1]
+
+    @property
+    def reach_pct(self) -> float:
+        """Half the width of the wider interval."""
+        return max(high - low for low, high in zip(self.low, self.high, strict=True)) / 2
+
+
 def floors(device: str) -> list[Floor]:
     """Every comparison of a device with blocks in pairs, in the order of the cards."""
     return [
@@ -65,4 +96,24 @@ def repeated(device: str) -> list[Repeated]:
                 us = min(row.median_us or 0.0 for row in both[-1][1:] if row)
                 capped = next((row.throttled for _, *arms in both for row in arms if row and row.throttled), "")
                 found.append(Repeated(card.id, workload, len(both), us, min(ratios), max(ratios), capped))
+    return found
+
+
+def on_two_gpus(device: str) -> list[Elsewhere]:
+    """Comparisons of the same launches over placements, no cap seen, on two GPUs of a device: the newest on each."""
+    found = []
+    for card in phases.cards().values():
+        rows = [row for row in store.rows(device, card.id) if row.metric == "kernel_us" and not row.throttled]
+        for workload, runs in evidence.by_run(row for row in rows if row.placements > 1).items():
+            on: dict[tuple[str, ...], dict[str | None, tuple[Measurement, tuple[float, float, float]]]] = {}
+            for a, b in (pair for _, pair in sorted(runs.items())):
+                if a and b and (change := evidence.change_pct(a, b)) and not evidence.unsettled(a, b):
+                    on.setdefault((a.config, b.config), {})[a.gpu_id] = b, change
+            for gpus in on.values():
+                first, *others = sorted(gpus.values(), key=lambda of: of[1])
+                for other in others[-1:]:
+                    (_, one), (row, two) = first, other
+                    ratios = (1 + one[0] / 100, 1 + two[0] / 100)
+                    ends = (one[1], two[1]), (one[2], two[2])
+                    found.append(Elsewhere(card.id, workload, row.own_us or 0.0, ratios, *ends))
     return found

@@ -1,4 +1,4 @@
-"""Tables that a page of lab/write/docs holds a place for: what became of each adversary, and kernels beside themselves.
+"""Tables that a page of lab/write/docs holds a place for: adversaries, kernels beside themselves and on two GPUs.
 
 In: data/arena.toml, the rows that `python -m tests.bench.arena.run` and `python -m tests.bench.bench_aa` wrote, and
 those of cards, whose controls are timed beside a second self. Out: Markdown.
@@ -20,6 +20,7 @@ from lab.card.gate import Condition, Gate
 from lab.judge import evidence, rules
 from lab.row import store
 from lab.row.records import Measurement
+from lab.study import repeats
 
 ADVERSARIES = REPOSITORY / "data/arena.toml"
 ARENA, BESIDE = REPOSITORY / "data/arena.jsonl", REPOSITORY / "data/aa.jsonl"
@@ -147,4 +148,18 @@ def _counted(of: list[Comparison]) -> str:
     return f"{len(of)} | {called} | {held} of {len(of)} | {statistics.median_high(half):.2f} % | {max(half):.2f} %"
 
 
-PLACES = {"{arena}": arena, "{beside}": beside}
+def gpus() -> str:
+    """A line for each device of which two GPUs compared the same launches: how far the ratios lie apart."""
+    lines = [
+        "| device | comparisons on two GPUs | median difference | largest | intervals with nothing in common |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    for device in devices.ids():
+        if of := repeats.on_two_gpus(device):
+            apart = sorted(pair.difference_pct for pair in of)
+            figures = f"{statistics.median_high(apart):.2f} % | {apart[-1]:.2f} % | {sum(pair.apart for pair in of)}"
+            lines.append(f"| {device} | {len(of)} | {figures} |")
+    return "\n".join(lines) + "\n"
+
+
+PLACES = {"{arena}": arena, "{beside}": beside, "{gpus}": gpus}

@@ -4,7 +4,7 @@ In a clean checkout. The cards are measured on a cluster of one worker, on GPU 0
 that is thrown away; --keep puts the rows of the second sweep where rows lie; --at-once has both at the same time, on
 GPUs 0, and 1 and 2; --device and --workload are `lab measure`'s. Printed are both wall times and, for each comparison,
 the interval of the change on one GPU and the change on two. Exits 1 where two are less than 1.85 times as fast, or
-where the intervals of a comparison do not overlap.
+where the intervals of a comparison lie further apart than those of two GPUs of a model may (`evidence.GPUS`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def main(*cards: str) -> int:
         if alone is None or beside is None:
             print(*key, "not timed")
             continue
-        disjoint = alone[1] > beside[2] or beside[1] > alone[2]
+        lower, upper = sorted((alone, beside), key=lambda change: change[0])
+        disjoint = (100 + upper[1]) / (100 + lower[2]) > evidence.GPUS
         apart += disjoint
         ends = [f"{change[0]:+.2f} % ({change[1]:+.2f} to {change[2]:+.2f})" for change in (alone, beside)]
         print(*key, *ends, "APART" * disjoint)

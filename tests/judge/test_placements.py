@@ -13,10 +13,11 @@ from msgspec.structs import replace
 from lab.base import devices, interval
 from lab.card import phases
 from lab.card.gate import Condition, Gate, Reading
-from lab.judge import evidence
+from lab.judge import evidence, verdicts
 from lab.judge.rules import Verdict, judge
 from lab.row import samples, store
 from lab.row.records import Clocks, Measurement
+from lab.study import repeats
 from tests.judge import test_evidence
 from tests.judge.test_evidence import H200
 from tests.judge.test_rules import FULL, change, with_
@@ -366,3 +367,23 @@ def test_how_far_a_placement_may_miss_is_what_the_rows_show() -> None:
                     found.append(statistics.stdev(ratios))
     assert len(found) > 100
     assert 0.8 < 2 * sorted(found)[int(0.95 * len(found))] / math.log(evidence.PLACED) <= 1.1
+
+
+def test_how_far_two_gpus_of_a_model_lie_apart_is_what_the_rows_show() -> None:
+    every = [pair for device in ("h200", "h100") for pair in repeats.on_two_gpus(device) if pair.reach_pct <= 1]
+    apart = sorted(pair.difference_pct for pair in every)
+    assert len(apart) > 30
+    assert 0.7 < apart[int(0.95 * len(apart))] / (100 * (evidence.GPUS - 1)) <= 1
+    assert any(pair.apart for pair in every)  # an interval is of one GPU
+
+
+@over(numbered([(795.0, -20.0, True), (780.0, -20.0, False), (805.0, -20.0, True), (830.0, -20.0, False)]))
+def test_a_verdict_says_where_another_gpu_may_decide_otherwise(us: float, line: float, near: bool) -> None:
+    """A change of -20 % is asked of 1,000 us; two GPUs differ by 0.8 %."""
+    gate = Gate(require=(Condition("kernel_us", "<=", "%", line, "change", "a"),))
+    rows = [placed("control", 1000.0, STILL), placed("candidate", us, STILL)]
+    found = judge(gate, evidence.readings(rows, H200))
+    assert found.word in ("GO", "NO-GO")
+    assert verdicts._near_their_line(found.findings) == ("a" if near else "")
+    value = Gate(require=(Condition("kernel_us", "<=", "us", 800.0, "value", "a"),))
+    assert verdicts._near_their_line(judge(value, evidence.readings(rows, H200)).findings) == ("a" if near else "")
