@@ -184,7 +184,8 @@ def judge_measured(card: Card, device_id: str) -> Judgement:
         notes.append(f"peaks unknown: no source gives {device.name}'s, and shares are of measured ceilings alone")
     if left := len({row.run for row in every if card.measure.other(*row.protocol)}):
         notes.append(f"{left} runs by another protocol than the card's are not judged")
-    absent, given = evidence.absent(chosen, card.workloads), evidence.readings(rows, device, together)
+    absent = evidence.absent(chosen, card.workloads)
+    given = evidence.readings(rows, device, together)
     if near := _near_their_line(judge(card.gate, given, absent=absent).findings):
         percent = 100 * (evidence.GPUS - 1)
         notes.append(f"nearer to its line than ratios differ between GPUs of one model ({percent:.1f} %): {near}")
