@@ -1,12 +1,14 @@
-"""Time on a Hopper GPU, without a card: `python -m tests.kernels.nvfp4.bench_one [repack|line] [--out FILE]`.
+"""Time on a Hopper GPU, without a card: `python -m tests.kernels.nvfp4.bench_one [repack|line] [--shape M,N,K]...`.
 
-line: every form of line.py (warpgroups, CTAs that share x, a wider tile) beside what the router's kernel takes, at the
-shapes of the card w4a16-33-tokens and where one layout is asked for, each checked first. repack: the launch of
+line: every form of line.py (warpgroups, CTAs that share x, stages) and of wgmma_gemm.cu (tokens a tile, CTAs that share
+x, halves of k) beside what cuda_gemm takes, at the shapes of the card w4a16-33-tokens and where tiles are few, each
+checked first. repack: the launch of
 repack.py by source and layout. Weights rotate over more bytes than L2 holds; graphs of all sets, arms in turn; the
 median of ROUNDS. A JSON line each, status 1 where one is wrong.
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import statistics
@@ -37,6 +39,9 @@ SHAPES = (
     (64, 5120, 6144),
     (128, 5120, 6144),
     (64, 4096, 2048),
+    (97, 5120, 17408),
+    (128, 2048, 7168),
+    (256, 2048, 7168),
 )
 ROUNDS, L2_SETS_BYTES = 21, 200e6
 
@@ -70,15 +75,23 @@ def medians(arms: dict[str, list[Callable[[], object]]]) -> dict[str, float]:
     return {name: statistics.median(values[3:]) for name, values in seen.items()}
 
 
-def forms(m: int, n: int, k: int) -> dict[str, line.LineConfig]:
-    """What can be asked for of line.py at a shape, by its name; those that do not fit are left out."""
-    found: dict[str, line.LineConfig] = {}
-    for fixed in ({}, *({"groups": g, "cluster": c} for g in (4, 2) for c in (1, 2))):
-        try:
-            config = line.choose_config(m, n, k, "bf16", **fixed)
-        except ValueError:
-            continue
-        found[str(config)] = config
+def forms(m: int, n: int, k: int) -> dict[str, line.LineConfig | cuda_gemm.GemmConfig]:
+    """What can be asked of line.py and wgmma_gemm.cu at a shape, by its name; those that do not fit are left out."""
+    found: dict[str, line.LineConfig | cuda_gemm.GemmConfig] = {}
+    lines: tuple[dict[str, int], ...] = (
+        {},
+        *({"groups": g, "cluster": c, "stages": s} for g in (4, 2) for c in (1, 2) for s in (4, 8)),
+    )
+    tiles: tuple[dict[str, int], ...] = (
+        {},
+        *({"tokens": t, "cluster": c} for t in cuda_gemm.TOKEN_TILES for c in (1, 2)),
+        {"split_k": True},
+    )
+    for choose, ways in ((line.choose_config, lines), (cuda_gemm.choose_config, tiles)):
+        for fixed in ways:
+            with contextlib.suppress(ValueError):
+                config = choose(m, n, k, "bf16", **fixed)
+                found[str(config)] = config
     return found
 
 
@@ -95,8 +108,9 @@ def times_of(m: int, n: int, k: int) -> list[dict[str, Any]]:
         w = row_tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], inputs["x"].dtype)
         calls: dict[str, Callable[[], object]] = {f"today {chosen}": functools.partial(cuda_gemm.run, gemm, {"y": y})}
         for name, config in forms(m, n, k).items():
-            args = inputs | {"w": w} | line.workspace(config, w.device)
-            calls[name] = functools.partial(line.launch, args, y, config)
+            own = line.workspace if isinstance(config, line.LineConfig) else cuda_gemm.workspace
+            args = inputs | {"w": w} | own(config, w.device)  # type: ignore[arg-type]
+            calls[name] = functools.partial(cuda_gemm.perform, args, y, config)
         wanted = reference(inputs)["y"].cpu() if i == 0 else None
         for name, call in calls.items():
             arms.setdefault(name, []).append(call)
@@ -129,9 +143,12 @@ def repack_times() -> list[dict[str, Any]]:
 def main() -> int:
     asked = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     asked.add_argument("what", choices=("line", "repack"))
-    asked.add_argument("--out", type=Path)
+    asked.add_argument("--out", type=Path, help="keep the lines there too")
+    asked.add_argument("--shape", action="append", type=lambda text: tuple(map(int, text.split(","))), default=[])
     given = asked.parse_args()
-    records = repack_times() if given.what == "repack" else [r for shape in SHAPES for r in times_of(*shape)]
+    records = (
+        repack_times() if given.what == "repack" else [r for shape in given.shape or SHAPES for r in times_of(*shape)]
+    )
     lines = [json.dumps({"gpu": torch.cuda.get_device_name(), **record}) for record in records]
     print("\n".join(lines))
     if given.out:
