@@ -2,14 +2,14 @@
 
 line: every form of line.py (warpgroups, CTAs that share x, stages) and of wgmma_gemm.cu (tokens a tile, CTAs that share
 x, halves of k) beside what cuda_gemm takes, at the shapes of the card w4a16-33-tokens and where tiles are few, each
-checked first. repack: the launch of
-repack.py by source and layout. Weights rotate over more bytes than L2 holds; graphs of all sets, arms in turn; the
-median of ROUNDS. A JSON line each, status 1 where one is wrong.
+checked first. repack: the launch of repack.py by source and layout. Weights rotate over more bytes than L2 holds;
+graphs of all sets, arms in turn; the median of ROUNDS. A JSON line each, status 1 where one is wrong.
 """
 
 import argparse
 import contextlib
 import functools
+import itertools
 import json
 import statistics
 import sys
@@ -78,15 +78,10 @@ def medians(arms: dict[str, list[Callable[[], object]]]) -> dict[str, float]:
 def forms(m: int, n: int, k: int) -> dict[str, line.LineConfig | cuda_gemm.GemmConfig]:
     """What can be asked of line.py and wgmma_gemm.cu at a shape, by its name; those that do not fit are left out."""
     found: dict[str, line.LineConfig | cuda_gemm.GemmConfig] = {}
-    lines: tuple[dict[str, int], ...] = (
-        {},
-        *({"groups": g, "cluster": c, "stages": s} for g in (4, 2) for c in (1, 2) for s in (4, 8)),
-    )
-    tiles: tuple[dict[str, int], ...] = (
-        {},
-        *({"tokens": t, "cluster": c} for t in cuda_gemm.TOKEN_TILES for c in (1, 2)),
-        {"split_k": True},
-    )
+    by_groups = itertools.product((4, 2), (1, 2), (4, 8))
+    lines = [{}, *({"groups": g, "cluster": c, "stages": s} for g, c, s in by_groups)]
+    by_tokens = itertools.product(cuda_gemm.TOKEN_TILES, (1, 2))
+    tiles = [{}, *({"tokens": t, "cluster": c} for t, c in by_tokens), {"split_k": True}]
     for choose, ways in ((line.choose_config, lines), (cuda_gemm.choose_config, tiles)):
         for fixed in ways:
             with contextlib.suppress(ValueError):
