@@ -164,8 +164,8 @@ def plan(card: phases.Card, only: Sequence[str] = (), peers: bool = False, pair:
         raise BadInput("--pair", "leaves out every arm but two", "leave out --peers or --pair")
     if not card.family:
         raise BadInput(card.path, "has no family, so there is nothing to run", "replay it with `lab judge`")
-    if card.adopted:
-        raise BadInput(card.path, f"an arm's code is gone: {card.adopted.rstrip('.')}", "judge its rows with `lab judge`")
+    if said := card.adopted.rstrip("."):
+        raise BadInput(card.path, f"an arm's code is gone: {said}", "judge its rows with `lab judge`")
     family = families.bare(card.family)
     told = described(card.family)
     for name in (card.control, card.candidate, *card.beside):

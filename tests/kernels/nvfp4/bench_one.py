@@ -79,9 +79,9 @@ def forms(m: int, n: int, k: int) -> dict[str, line.LineConfig | cuda_gemm.GemmC
     """What can be asked of line.py and wgmma_gemm.cu at a shape, by its name; those that do not fit are left out."""
     found: dict[str, line.LineConfig | cuda_gemm.GemmConfig] = {}
     by_groups = itertools.product((4, 2), (1, 2), (4, 8))
-    lines = [{}, *({"groups": g, "cluster": c, "stages": s} for g, c, s in by_groups)]
+    lines: list[dict[str, int]] = [{}, *({"groups": g, "cluster": c, "stages": s} for g, c, s in by_groups)]
     by_tokens = itertools.product(cuda_gemm.TOKEN_TILES, (1, 2))
-    tiles = [{}, *({"tokens": t, "cluster": c} for t, c in by_tokens), {"split_k": True}]
+    tiles: list[dict[str, int]] = [{}, *({"tokens": t, "cluster": c} for t, c in by_tokens), {"split_k": True}]
     for choose, ways in ((line.choose_config, lines), (cuda_gemm.choose_config, tiles)):
         for fixed in ways:
             with contextlib.suppress(ValueError):
