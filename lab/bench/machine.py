@@ -12,6 +12,7 @@ import importlib.util
 import os
 import platform
 import subprocess
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -23,6 +24,8 @@ from lab.row.records import Clocks, Provenance
 
 T = TypeVar("T")
 ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "CUDA_MODULE_LOADING", "TRITON_INTERPRET", "PYTORCH_CUDA_ALLOC_CONF")
+AT_ONCE_S, MOST_LATE = 0.005, 10  # the first answers of a process load the library and find the GPU
+_LATE_S: list[float] = []
 # Bits of NVML's clocks event (throttle) reasons that mean "slower than asked for"; idle and the applications clock
 # setting are not among them. Source: NVML API reference, nvmlClocksEventReasons.
 THROTTLE_BITS = {
@@ -168,23 +171,32 @@ def reasons(mask: int) -> str:
     return ", ".join(name for bit, name in THROTTLE_BITS.items() if mask & bit)
 
 
-def clocks_at_once() -> Clocks | None:
-    """As `clocks`, by NVML alone: nvidia-smi is a process of its own, which takes longer than a visit."""
-
-    def ask(nvml: Any, gpu: Any) -> Clocks:
-        mask = int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu))
-        sm, memory = (int(nvml.nvmlDeviceGetClockInfo(gpu, x)) for x in (nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM))
-        return Clocks("nvml", sm, memory, reasons(mask))
-
-    return _nvml(card(), ask)
+def _sample(nvml: Any, gpu: Any) -> Clocks:
+    mask = int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu))
+    sm, memory = (int(nvml.nvmlDeviceGetClockInfo(gpu, x)) for x in (nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM))
+    return Clocks("nvml", sm, memory, reasons(mask))
 
 
 def clocks() -> Clocks | None:
     """One sample of CUDA's first GPU, None where neither source answers."""
-    if found := clocks_at_once():
+    if found := _nvml(card(), _sample):
         return found
     line = smi("clocks.sm", "clocks.mem", "clocks_event_reasons.active")
     return parse_smi(line) if line else None
+
+
+def clocks_at_once() -> Clocks | None:
+    """As `clocks`, by NVML alone: nvidia-smi is a process of its own, which takes longer than a visit.
+
+    None from then on where NVML was late too often: a comparison asks a thousand times.
+    """
+    if len(_LATE_S) >= MOST_LATE:
+        return None
+    began = time.perf_counter()
+    found = _nvml(card(), _sample)
+    if (took := time.perf_counter() - began) > AT_ONCE_S:
+        _LATE_S.append(took)
+    return found
 
 
 def parse_smi(line: str) -> Clocks | None:

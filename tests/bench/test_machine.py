@@ -1,5 +1,6 @@
 """Clocks and throttle reasons: what the driver's numbers mean, and which of the two sources is asked."""
 
+import itertools
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
@@ -108,6 +109,21 @@ def test_nvml_first(smi: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
         "memory_mhz": 3201,
         "throttled": "software thermal slowdown",
     }
+    assert len(smi) == 1
+
+
+def test_a_clock_that_comes_late_too_often_is_asked_for_no_more(
+    smi: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(broken=False))
+    monkeypatch.setattr(machine, "_LATE_S", [])
+    now = itertools.count()
+    monkeypatch.setattr(machine.time, "perf_counter", lambda: 0.001 * next(now))
+    assert all(machine.clocks_at_once() for _ in range(2 * machine.MOST_LATE))
+    monkeypatch.setattr(machine.time, "perf_counter", lambda: 0.01 * next(now))
+    found = [machine.clocks_at_once() is not None for _ in range(machine.MOST_LATE + 1)]
+    assert found == [True] * machine.MOST_LATE + [False]
+    assert machine.clocks()  # is asked twice a placement, and may take its time
     assert len(smi) == 1
 
 
