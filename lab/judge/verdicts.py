@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lab.base import devices
@@ -186,15 +186,18 @@ def judge_measured(card: Card, device_id: str) -> Judgement:
         notes.append(f"{left} runs by another protocol than the card's are not judged")
     absent = evidence.absent(chosen, card.workloads)
     given = evidence.readings(rows, device, together)
-    if near := _near_their_line(judge(card.gate, given, absent=absent).findings):
+    found = judgement(card, given, "measured", device.id, None, absent=absent)
+    if near := _near_their_line(found.verdict.findings):
         percent = 100 * (evidence.GPUS - 1)
         notes.append(f"nearer to its line than ratios differ between GPUs of one model ({percent:.1f} %): {near}")
-    note = "; ".join(filter(None, notes))
-    return judgement(card, given, "measured", device.id, None, note, absent)
+    return replace(found, note="; ".join(filter(None, notes)))
 
 
 def _near_their_line(findings: Iterable[Finding]) -> str:
-    """Workloads whose interval decides by less than another GPU of the model may give, joined by commas."""
+    """Workloads whose interval decides by less than another GPU of the model may give, joined by commas.
+
+    Not of a line at zero, which the noise floor keeps further away.
+    """
 
     def near(seen: Seen) -> bool:
         ends = seen.interval or ()

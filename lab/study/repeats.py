@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from lab.card import phases
 from lab.judge import evidence
 from lab.row import store
-from lab.row.records import Measurement
 
 
 @dataclass(frozen=True)
@@ -43,14 +42,13 @@ class Repeated:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """One comparison of the same launches on two GPUs of a device, over placements on each. us: the candidate's.
+    """One comparison of the same launches on two GPUs of a device, over placements on each.
 
-    low, high: ends of the change's interval in % on either GPU, of the one where it is less first.
+    ratios: candidate over control; low, high: ends of the change's interval in %. The GPU where it is less is first.
     """
 
     card: str
     workload: str
-    us: float
     ratios: tuple[float, float]
     low: tuple[float, float]
     high: tuple[float, float]
@@ -100,20 +98,21 @@ def repeated(device: str) -> list[Repeated]:
 
 
 def on_two_gpus(device: str) -> list[Elsewhere]:
-    """Comparisons of the same launches over placements, no cap seen, on two GPUs of a device: the newest on each."""
+    """Comparisons of the same launches on GPUs of a device, the newest on each and over placements, no cap seen.
+
+    Of more than two GPUs the two that differ most.
+    """
     found = []
     for card in phases.cards().values():
         rows = [row for row in store.rows(device, card.id) if row.metric == "kernel_us" and not row.throttled]
         for workload, runs in evidence.by_run(row for row in rows if row.placements > 1).items():
-            on: dict[tuple[str, ...], dict[str | None, tuple[Measurement, tuple[float, float, float]]]] = {}
+            on: dict[tuple[str, ...], dict[str | None, tuple[float, float, float]]] = {}  # by launches and GPU
             for a, b in (pair for _, pair in sorted(runs.items())):
                 if a and b and (change := evidence.change_pct(a, b)) and not evidence.unsettled(a, b):
-                    on.setdefault((a.config, b.config), {})[a.gpu_id] = b, change
+                    on.setdefault((a.config, b.config), {})[a.gpu_id] = change
             for gpus in on.values():
-                first, *others = sorted(gpus.values(), key=lambda of: of[1])
-                for other in others[-1:]:
-                    (_, one), (row, two) = first, other
-                    ratios = (1 + one[0] / 100, 1 + two[0] / 100)
-                    ends = (one[1], two[1]), (one[2], two[2])
-                    found.append(Elsewhere(card.id, workload, row.own_us or 0.0, ratios, *ends))
+                one, two = min(gpus.values()), max(gpus.values())
+                if len(gpus) > 1:
+                    ratios = 1 + one[0] / 100, 1 + two[0] / 100
+                    found.append(Elsewhere(card.id, workload, ratios, (one[1], two[1]), (one[2], two[2])))
     return found
