@@ -231,25 +231,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             if constexpr (SLICES) {
                 if (work.iter_begin > 0 || work.iter_end < iters) {
                     const int start = (work.tile - waves * workers) * iters;  // of the tile, in the line
-                    int first = worker, last = worker + 1;                    // who shares it
-                    while (partition.begin(first) > start) first--;
-                    while (partition.begin(last) < start + iters) last++;
-                    // Those before `owners` end in it. Who goes on to another tile owns nothing of it.
-                    const int owners = last - (last - first > 1 && partition.begin(last) > start + iters);
-                    const bool before = partition.begin(first) < start;  // the first has left sums of another tile
+                    const StreamKSharers sharers(partition, worker, start, iters);
+                    const int first = sharers.first, last = sharers.last;
                     const auto slot = [&](int of) {
-                        const int place = ((of + (of == first && before ? workers : 0)) * CLUSTER + rank) * 2 + group;
+                        const int place = (sharers.place(of, workers) * CLUSTER + rank) * 2 + group;
                         return reinterpret_cast<float4*>(parts + static_cast<size_t>(place) * PART_FLOATS) + thread;
                     };
-                    const auto owned = [&](int slice) {
-                        return first + slice * (owners - first) / SLICE_COUNT == worker;
-                    };
+                    const auto owned = [&](int slice) { return sharers.owner(slice, SLICE_COUNT) == worker; };
                     float4* const own = slot(worker);
 #pragma unroll
                     for (int i = 0; i < ACC; i += 4) {
                         if (!owned(i / 8)) st_relaxed(own + 32 * i, float4{acc[i], acc[i + 1], acc[i + 2], acc[i + 3]});
                     }
-                    if (worker >= owners) continue;
+                    if (worker >= sharers.owners) continue;
                     const auto add = [&](int i, const float4& v) {
                         acc[i] += v.x, acc[i + 1] += v.y, acc[i + 2] += v.z, acc[i + 3] += v.w;
                     };

@@ -111,22 +111,10 @@ struct XLane {
     }
 };
 
-// CTAs first .. last - 1 share the block whose iterations start at `start`; those before `owners` end in it, or have it
-// alone.
-struct Sharers {
-    int first, last, owners;
-    bool before;  // the first has a k slice of the block before this
-    DEVICE Sharers(const StreamKPartition& partition, int worker, int start, int iters)
-        : first(worker), last(worker + 1) {
-        while (partition.begin(first) > start) first--;
-        while (partition.begin(last) < start + iters) last++;
-        owners = last - (last - first > 1 && partition.begin(last) > start + iters);
-        before = partition.begin(first) < start;
-    }
-    // Who adds a tile, which is 8 tokens of a warp's rows: WARPS times the n tile and the warp.
-    DEVICE int owner(int tile) const { return first + tile * (owners - first) / TILES; }
-    // Where a CTA leaves its sums: the first of the block after those of all that have no k slice before it.
-    DEVICE int slot(int of, int workers) const { return PART_LANES * (of + (of == first && before ? workers : 0)); }
+struct Sharers : StreamKSharers {
+    using StreamKSharers::StreamKSharers;
+    // Where a CTA leaves its sums.
+    DEVICE int slot(int of, int workers) const { return PART_LANES * place(of, workers); }
 };
 
 // x: [m, k] 16-bit. w_map: row tiles in tiles.py's order, as below. y: [m, n] 16-bit.
@@ -387,7 +375,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         float4 sum[N_TILES];
 #pragma unroll
         for (int e = 0; e < N_TILES; e++) {
-            owned[e] = sharers.owner(WARPS * e + warp) == worker;
+            owned[e] = sharers.owner(WARPS * e + warp, TILES) == worker;  // 8 tokens of a warp's rows
             sum[e] = float4{acc[4 * e], acc[4 * e + 1], acc[4 * e + 2], acc[4 * e + 3]};
             if (!owned[e]) st_relaxed(own_slot + TILE_LANES * e, sum[e]);
         }

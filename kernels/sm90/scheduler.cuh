@@ -14,6 +14,26 @@ struct StreamKPartition {
 };
 DEVICE StreamKPartition stream_k_partition(int iters, int workers) { return {iters / workers, iters % workers}; }
 
+// Workers first .. last - 1 share the tile whose iterations start at `start` of the line; those before `owners` end in it,
+// or have it alone. For a reduction in slices: who goes on to another tile owns no piece of this one, for it would have to
+// come back.
+struct StreamKSharers {
+    int first, last, owners;
+    bool before;  // the first has a k slice of the tile before this
+    DEVICE StreamKSharers(const StreamKPartition& partition, int worker, int start, int iters)
+        : first(worker), last(worker + 1) {
+        while (partition.begin(first) > start) first--;
+        while (partition.begin(last) < start + iters) last++;
+        owners = last - (last - first > 1 && partition.begin(last) > start + iters);
+        before = partition.begin(first) < start;
+    }
+    // Who adds up a piece of the tile, which has so many.
+    DEVICE int owner(int piece, int pieces) const { return first + piece * (owners - first) / pieces; }
+    // Which of 2 * workers places has a worker's sums: the first of the tile leaves them after those of all that have no k
+    // slice before it.
+    DEVICE int place(int of, int workers) const { return of + (of == first && before ? workers : 0); }
+};
+
 // A walk over the tiles of one worker: of `tiles`, the first waves * workers go out whole (data-parallel), the others in
 // parts. It stands at iterations iter_begin .. iter_end - 1 of `tile`.
 struct StreamKScheduler {
