@@ -48,7 +48,7 @@ FATAL = (
 )
 GPU_BACKEND = "lab.bench.backend:gpu"
 LOOKS, LOOKS_S = 6, 2.0  # of a placement's visits, how many are looked at; in all, for so long an arm
-LOOK_BYTES = 1 << 31  # what a look keeps on the GPU; one of more waits on the host, and is a placement's only one
+LOOK_BYTES = 1 << 31  # a look that keeps more is a placement's only one, and waits on the host where the GPU is full
 BRIEF_LOOKS, BRIEF_LOOKS_S = 1, 0.3  # the same of a brief comparison, for so long all arms together
 
 
@@ -276,7 +276,9 @@ def _timed(
         with _blamed(state):  # what a candidate left behind on the GPU can throw out of the check itself
             candidate = bench.hands.candidate(state.name) if bench.hands else family.candidate(state.name)
             given = bench.inputs(job.own_seed) if hasattr(family.cases, "held") else None
-            found = accuracy.check(family, candidate, bench.workload, job.own_seed, backend.device, given, bench.held)
+            found = accuracy.check(
+                family, candidate, bench.workload, job.own_seed, backend.device, given, bench.held, backend.apart
+            )
             if found.status == "ok" and (wrong := bench.changed()):
                 found = replace(found, status="incorrect", message=wrong)
             del given
@@ -289,6 +291,7 @@ def _timed(
                 raise Lost(state.name)
             candidates[state.name] = candidate
 
+    accuracy.forget()
     backend.free()  # what checks and the reference took: arms are about to allocate in processes of their own
     sound = [s for s in states if s.status == "ok"]
     by_name = {s.name: s for s in states}
@@ -392,7 +395,10 @@ def _timed(
         most = 1 if large else looks_most
         place = len(mine) if len(mine) < most else secrets.randbelow(seen[arm.name])
         if place < most:
-            outputs = {n: accuracy.on_host(t) if large else t.clone() for n, t in arm.outputs[number].items()}
+            outputs = {
+                n: accuracy.out_of_reach(t, backend.apart) if large else t.clone()
+                for n, t in arm.outputs[number].items()
+            }
             mine[place : place + 1] = [Look(number, ran[number], arm.made + number, arm.stirred + number, outputs)]
 
     def judge_looks() -> None:

@@ -87,7 +87,7 @@ def recheck(
             return "no input differs with another seed, so nothing could be changed", None
         own = {name: t for name, t in inputs.items() if name not in bench.held and name not in in_place}
         kept.append(accuracy.copied(own))
-    # Before the visit, and on the host, where no candidate can reach it.
+    # Before the visit, and where no candidate can reach it.
     asked: list[tuple[int, str, int]] = []
     spent_s = 0.0
     brief = bench.job.brief
@@ -151,7 +151,7 @@ def _wanted(bench: Bench, inputs: dict[str, Any], precision: str, calls: int) ->
         inputs = inputs | {name: wanted[name].to(inputs[name]) for name in cases.IN_PLACE if name in wanted}
         wanted = {}  # a state of gigabytes in float64 once, not twice
         wanted = bench.family.reference(of(bench.workload, inputs, precision))
-    return {name: accuracy.on_host(tensor) for name, tensor in wanted.items()}
+    return {name: accuracy.out_of_reach(tensor, bench.backend.apart) for name, tensor in wanted.items()}
 
 
 def _renew(inputs: dict[str, Any], fresh: dict[str, Any], activations: Sequence[str]) -> bool:

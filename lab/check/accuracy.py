@@ -184,6 +184,7 @@ FINGERPRINT_WORDS = 1 << 24  # of four bytes, that are looked at together
 COMPARED_ELEMENTS = 1 << 26  # in float64 at once
 GUARD_BYTES = 1 << 16  # behind each output on the CPU: more than a tile, so that a store without a mask stays inside
 PINNED_BYTES = 1 << 33  # of a tensor: 128 states of six layers in float64 are 4.8 GB
+SPARE_SHARE = 0.4  # of the GPU's memory, for the sets of all arms and for what the reference works in
 
 
 def outputs(
@@ -295,9 +296,10 @@ def run_once(family: families.Family, candidate: Candidate, workload: Workload, 
 
 
 def expected(
-    family: families.Family, workload: Workload, inputs: Tensors, precision: str, held: Collection[str] = ()
-) -> Tensors:
-    """The reference's outputs, on the host, for what `precision` sees of the inputs (its own rounding of a cache, say).
+    family: families.Family, workload: Workload, inputs: Tensors, precision: str, held: Collection[str] = (),
+    apart: bool = False,
+) -> Tensors:  # fmt: skip
+    """The reference's outputs, out of reach, for what `precision` sees of the inputs (its rounding of a cache, say).
 
     The arms of a comparison are checked on the same bits, and a float64 reference can take longer than all of them: the
     newest results are kept and given out again for a reference and inputs that are the same bit for bit. Those named in
@@ -309,7 +311,7 @@ def expected(
     if key not in _known:
         while len(_known) >= KNOWN:
             del _known[next(iter(_known))]
-        _known[key] = {name: on_host(tensor) for name, tensor in family.reference(of).items()}
+        _known[key] = {name: out_of_reach(tensor, apart) for name, tensor in family.reference(of).items()}
     return _known[key]
 
 
@@ -318,14 +320,26 @@ _known: dict[Any, Tensors] = {}
 _SECRETS = tuple(secrets.randbits(48) for _ in range(2))  # of this process, like what is known
 
 
-def on_host(tensor: Any) -> Any:
-    """A tensor's copy on the host, where no candidate can reach it.
+def forget() -> None:
+    """Drop the results kept by `expected`, which may lie on the GPU where sets are about to."""
+    _known.clear()
 
-    Page-locked where it comes from a GPU, since each check fetches it again. Not above PINNED_BYTES: the allocator
-    rounds up to a power of two and keeps what it has.
+
+def out_of_reach(tensor: Any, apart: bool = False) -> Any:
+    """A tensor's copy where no candidate can reach it.
+
+    On the GPU where each arm has a process of its own (`apart`) and SPARE_SHARE of the memory is free behind it: there
+    in a pool of its own, since a process that maps one tensor can read whatever else its allocation holds.
+    On the host else; page-locked where it comes from a GPU, since each check fetches it again, but not above
+    PINNED_BYTES: the allocator rounds up to a power of two and keeps what it has.
     """
     import torch
 
+    if apart and tensor.is_cuda:
+        free, total = torch.cuda.mem_get_info()
+        if free - tensor.nbytes > SPARE_SHARE * total:
+            with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+                return tensor.clone()
     if not tensor.is_cuda or tensor.nbytes > PINNED_BYTES:
         return tensor.to("cpu", copy=True)
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
@@ -447,17 +461,17 @@ def refuse_unlimited(
 
 def check(
     family: families.Family, candidate: Candidate, workload: Workload, seed: int = 0, device: str = "cpu",
-    made: Tensors | None = None, held: Collection[str] = (),
+    made: Tensors | None = None, held: Collection[str] = (), apart: bool = False,
 ) -> Check:  # fmt: skip
     """Hold one candidate against the reference on fresh random inputs; never raises for what the candidate does.
 
     made: the inputs of that seed, where the caller has them; held: those of them that he watches himself, because they
-    are what all arms share and too large to copy.
+    are what all arms share and too large to copy. apart: the candidate runs in another process.
     """
     kept = _kept(family, candidate, workload, seed, device)
     if kept is not None and kept.exists():
         return msgspec.json.decode(kept.read_bytes(), type=Check)
-    done = _check(family, candidate, workload, seed, device, made, held)
+    done = _check(family, candidate, workload, seed, device, made, held, apart)
     if kept is not None and done.status == "ok":
         partial = kept.with_suffix(f".{os.getpid()}")
         partial.write_bytes(msgspec.json.encode(done))
@@ -478,7 +492,7 @@ def _kept(family: families.Family, candidate: Candidate, workload: Workload, see
 
 def _check(
     family: families.Family, candidate: Candidate, workload: Workload, seed: int, device: str, made: Tensors | None,
-    held: Collection[str],
+    held: Collection[str], apart: bool,
 ) -> Check:  # fmt: skip
     start = time.perf_counter()
 
@@ -500,7 +514,7 @@ def _check(
         candidate.run(prepared(family, candidate, inputs), given := handed(own))
     except Exception as error:  # whatever a candidate throws is its own row's status, not ours
         return result("error", str(error) if isinstance(error, Elsewhere) else reason(error))
-    wanted = expected(family, workload, inputs | kept, candidate.precision, held)
+    wanted = expected(family, workload, inputs | kept, candidate.precision, held, apart)
     refuse_unlimited(family, workload, candidate.precision, own, wanted)
     if wrong := misused(own, given, inputs) or overrun(guards, before):
         return result("incorrect", wrong)

@@ -53,7 +53,8 @@ def run(line: str, gpu: str, until: float) -> bool:
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGINT)  # what is measured is on the disk already
             said, whole = process.communicate()[0], False
-    told = [x for x in said.splitlines() if x.strip()][-3:]
+    every = [line for line in said.splitlines() if line.strip()]
+    told = [line for line in every[:-3] if ": took " in line] + every[-3:]
     print(f"{time.monotonic() - began:.0f} s, exit {process.returncode}: {line}", *told, sep="\n    ", flush=True)
     return whole and process.returncode in (0, 1) and "left out, the budget" not in said
 

@@ -224,3 +224,18 @@ def test_an_input_that_is_updated_in_place_may_not_be_written() -> None:
     assert answer(writes, 1) == 'set 1 of 1: the candidate changed its input "s"'
     assert [answer(honest, count) for count in (1, 3, 7)] == [""] * 3
     assert "s: relative error" in answer(honest, 1, twice)  # where a family has it, it says what many calls leave
+
+
+def test_nothing_of_the_first_check_lies_beside_the_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where results stay on the GPU they would take the room of an arm's sets."""
+    armed, left = sets.armed, []
+
+    def watched(*args: Any) -> bool:
+        left.append(len(accuracy._known))
+        return armed(*args)
+
+    monkeypatch.setattr("lab.bench.comparison.armed", watched)
+    *_, last = execute(JOB)
+    assert isinstance(last, Done)
+    assert last.comparison
+    assert set(left) == {0}

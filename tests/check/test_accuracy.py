@@ -604,3 +604,34 @@ def test_a_fingerprint_tells_one_element(dtype: torch.dtype, count: int, monkeyp
         assert (accuracy.fingerprint(other, 5) == mark) == torch.equal(other, tensor)  # bf16 does not count to 4097
     if count > 3:
         assert accuracy.fingerprint(tensor.flip(0), 5) != mark
+
+
+def test_a_result_on_the_host_is_a_copy_of_its_own() -> None:
+    there = torch.arange(8.0)
+    kept = accuracy.out_of_reach(there, apart=True)
+    there.zero_()
+    assert kept.tolist() == list(range(8))
+
+
+@pytest.mark.gpu
+def test_a_result_that_stays_on_the_gpu_shares_no_allocation_and_goes_when_it_is_dropped() -> None:
+    handed = [torch.zeros(n, device="cuda") for n in (1 << 8, 1 << 19, 1 << 22)]  # a gap is left behind each
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    kept = [accuracy.out_of_reach(one + 1, apart=True) for one in handed]
+    places = [
+        next(s["address"] for s in torch.cuda.memory_snapshot() if 0 <= t.data_ptr() - s["address"] < s["total_size"])
+        for t in (*handed, *kept)
+    ]
+    assert set(places[:3]).isdisjoint(places[3:])
+    assert all(one.is_cuda and bool((one == 1).all()) for one in kept)
+    assert not accuracy.out_of_reach(handed[0]).is_cuda
+    del kept
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == before
+
+
+@pytest.mark.gpu
+def test_a_result_goes_to_the_host_where_the_gpu_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accuracy, "SPARE_SHARE", 1.0)
+    assert not accuracy.out_of_reach(torch.ones(8, device="cuda"), apart=True).is_cuda
