@@ -31,6 +31,7 @@ LAB = (sys.executable, "-m", "lab")
 LEAST_S = 45.0  # no line is begun with less
 SPARE_S = 25.0  # of a budget: what a comparison may take beyond its guess
 OTHERS = "profile", "counters"
+AGAIN = "again"  # before a card: what has rows too
 
 
 def command(line: str, left_s: float) -> list[str]:
@@ -39,6 +40,9 @@ def command(line: str, left_s: float) -> list[str]:
     if first in OTHERS:
         return [*LAB, first, words[0], *(f"--workload={w}" for w in words[1:])]
     budget = f"--budget={left_s - SPARE_S:.0f}s"
+    if first == AGAIN:
+        asked = (word if word.startswith("--") else f"--workload={word}" for word in words[1:])
+        return [*LAB, "measure", words[0], *asked, budget]
     return [*LAB, "measure", first, *(f"--workload={w}" for w in words), "--missing", budget]
 
 

@@ -72,3 +72,9 @@ def test_a_line_is_a_command() -> None:
         "measure", "p5", "--workload=w1", "--workload=w2", "--missing", "--budget=75s",
     ]  # fmt: skip
     assert sweep.command("counters p5 w1", 100.0)[3:] == ["counters", "p5", "--workload=w1"]
+
+
+def test_what_has_rows_is_measured_again_with_the_options_of_its_line() -> None:
+    asked = sweep.command("again gemm-slices m100_n2048_k7168 --rest=12", 300)
+    assert asked[3:] == ["measure", "gemm-slices", "--workload=m100_n2048_k7168", "--rest=12", "--budget=275s"]
+    assert "--missing" in sweep.command("gemm-slices m100_n2048_k7168", 300)
