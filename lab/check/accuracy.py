@@ -337,6 +337,7 @@ def out_of_reach(tensor: Any, apart: bool = False) -> Any:
 
     if apart and tensor.is_cuda:
         free, total = torch.cuda.mem_get_info()
+        free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()  # cached, given back when it is asked for
         if free - tensor.nbytes > SPARE_SHARE * total:
             with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
                 return tensor.clone()
