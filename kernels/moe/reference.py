@@ -8,16 +8,27 @@ import torch.nn.functional as F
 from kernels.common import Tensors
 from kernels.nvfp4.reference import weights
 
+TOGETHER = 16  # experts whose weights are decoded at once: one by one 256 are thousands of launches
+
+
+def matrices(inputs: Tensors, name: str, experts: torch.Tensor) -> torch.Tensor:
+    """float64 [n, N, K]: the weights `name` of n experts (int64 [n])."""
+    packed, scale, whole = (inputs[f"{name}_{part}"][experts] for part in ("packed", "scale", "tensor_scale"))
+    rows = packed.shape[1]
+    parts = {"w_packed": packed.flatten(0, 1), "w_scale": scale.flatten(0, 1)}
+    return weights(parts | {"w_tensor_scale": whole.repeat_interleave(rows)[:, None]}).unflatten(0, (-1, rows))
+
+
+def swiglu(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    """x [n, H] through one expert's matrices [2 F, H] and [H, F]."""
+    gate, up = (x @ gate_up.T).chunk(2, dim=-1)
+    return (F.silu(gate) * up) @ down.T
+
 
 def expert(inputs: Tensors, prefix: str, e: int, x: torch.Tensor) -> torch.Tensor:
     """x [n, H] through one expert, float64. prefix: "" or "shared_"."""
-
-    def matrix(name: str) -> torch.Tensor:
-        parts = {f"w_{part}": inputs[f"{prefix}{name}_{part}"][e] for part in ("packed", "scale", "tensor_scale")}
-        return weights(parts).double()
-
-    gate, up = (x @ matrix("gate_up").T).chunk(2, dim=-1)
-    return (F.silu(gate) * up) @ matrix("down").T
+    only = torch.tensor([e], device=x.device)
+    return swiglu(x, *(matrices(inputs, f"{prefix}{name}", only)[0] for name in ("gate_up", "down")))
 
 
 def routed(logits: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -31,9 +42,11 @@ def reference(inputs: Tensors) -> Tensors:
     x = inputs["x"].double()
     chosen, weight = routed(inputs["logits"], int(inputs["top_k"]))
     y = torch.zeros_like(x)
-    for e in chosen.unique().tolist():
-        token, place = torch.nonzero(chosen == e, as_tuple=True)
-        y.index_add_(0, token, weight[token, place, None] * expert(inputs, "", e, x[token]))
+    for some in chosen.unique().split(TOGETHER):
+        of_some = zip(some.tolist(), *(matrices(inputs, name, some) for name in ("gate_up", "down")), strict=True)
+        for e, gate_up, down in of_some:
+            token, place = torch.nonzero(chosen == e, as_tuple=True)
+            y.index_add_(0, token, weight[token, place, None] * swiglu(x[token], gate_up, down))
     if "shared_gate" in inputs:
         share = torch.sigmoid(x @ inputs["shared_gate"].double())
         y = y + share[:, None] * expert(inputs, "shared_", 0, x)
