@@ -689,15 +689,24 @@ static bool can_go_on(Fiber& f) {
     f.meeting = nullptr, f.barrier = nullptr;
     return true;
 }
+// Of the CTAs of a launch. Given back behind it: a test run loads hundreds of libraries and unloads none.
+struct Freed {
+    void operator()(unsigned char* memory) const { free(memory); }
+};
+static std::vector<std::unique_ptr<unsigned char, Freed>> memories;
+static std::vector<std::unique_ptr<char[]>> stacks;
+static void give_back() {
+    memories.clear(), stacks.clear(), kernel_of_launch = nullptr;
+    std::vector<Fiber>().swap(cpu.fibers), std::vector<Cta>().swap(cpu.ctas);
+    std::vector<Meeting>().swap(cpu.clusters), std::vector<Copy>().swap(cpu.copies);
+}
 static void start_cta(int i, int block) {
     Cta& cta = cpu.ctas[i];
     const Axes& grid = cpu.launch.grid;
-    static std::vector<unsigned char*> memories;
-    static std::vector<std::unique_ptr<char[]>> stacks;
-    while ((int)memories.size() <= i) memories.push_back((unsigned char*)aligned_alloc(1024, MOST_SHARED));
+    while ((int)memories.size() <= i) memories.emplace_back((unsigned char*)aligned_alloc(1024, MOST_SHARED));
     cta = Cta();
     cta.x = block % grid.x, cta.y = block / grid.x % grid.y, cta.z = block / grid.x / grid.y;
-    cta.shared = memories[i], cta.stored.assign(MOST_SHARED / 4, 0);
+    cta.shared = memories[i].get(), cta.stored.assign(MOST_SHARED / 4, 0);
     memset(cta.shared, cpu.launch.copies == AT_RANDOM ? 0xFF : 0x7F, cpu.launch.shared_bytes);
     for (int t = 0; t < cpu.launch.threads; t++) {
         const size_t at = i * cpu.launch.threads + t;
@@ -766,4 +775,5 @@ void launch_on_cpu(const Launch& launch, std::function<void()> kernel) {
             run_some(some);
         }
     });
+    give_back();
 }
