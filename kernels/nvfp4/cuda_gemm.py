@@ -50,8 +50,7 @@ class GemmConfig:
     """A compiled kernel (dtype .. split_k) and its launch (grid, waves).
 
     tokens: of a tile, by 128 weight rows. cluster: CTAs that share x. stages: of 64 k. split_k: two CTAs halve the k of
-    a tile. slices: all who share a tile of the stream-K partition add up a part of it each, and not one of them all.
-    grid: CTAs. waves: of data-parallel tiles, before the stream-K partition of the tiles left.
+    a tile. grid: CTAs. waves: of data-parallel tiles, before the stream-K partition of the tiles left.
     """
 
     dtype: str
@@ -59,14 +58,13 @@ class GemmConfig:
     cluster: int
     stages: int
     split_k: bool = False
-    slices: bool = False
     grid: int = SMS
     waves: int = 0
 
     @property
     def kernel(self) -> str:
         """The kernel's name, which tells its macros."""
-        halves = "_split" if self.split_k else "_slices" if self.slices else ""
+        halves = "_split" if self.split_k else ""
         return f"nvfp4_gemm_{self.dtype}_t{self.tokens}_x{self.cluster}_s{self.stages}{halves}_rows"
 
     @property
@@ -139,7 +137,7 @@ def choose_config(m: int, n: int, k: int, dtype: str, sms: int = SMS, **fixed: A
         workers = sms // config.cluster
         whole = tiles // workers
         some = {0, max(0, whole - 1), whole, -(-tiles // workers)}
-        small = tokens == min(TOKEN_TILES) and k < LONG_K and "waves" not in fixed and not config.slices
+        small = tokens == min(TOKEN_TILES) and k < LONG_K and "waves" not in fixed
         if config.cluster == 1 and 2 * tiles <= sms and fixed.get("split_k", small):
             clocks = k_blocks / 2 * K_BLOCK_CLOCKS[tokens] + SPLIT_K_CLOCKS
             choices.append((clocks, -tokens, 0, replace(config, split_k=True, grid=2 * tiles, waves=0)))
@@ -195,18 +193,12 @@ def source(config: Config) -> CudaSource:
         "CLUSTER": config.cluster,
         "SPLIT_K": int(config.split_k),
         "STAGES": config.stages,
-    } | ({"SLICES": 1} if config.slices else {})
+    }
     return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)
 
 
 def workspace(config: GemmConfig, device: torch.device) -> Tensors:
-    """What the CTAs of one launch leave to each other: sums, and flags that every launch puts back to zero.
-
-    Of slices: sums that are words of all ones (ABSENT) between launches, as line.py's are, so under their name.
-    """
-    if config.slices:
-        words = torch.full((2 * config.grid * config.part_floats,), -1, dtype=torch.int32, device=device)
-        return {"sums": words, "flags": torch.zeros(2 * config.grid, dtype=torch.int32, device=device)}
+    """What the CTAs of one launch leave to each other: sums, and flags that every launch puts back to zero."""
     return {
         "parts": torch.empty(config.grid * config.part_floats, device=device),
         "flags": torch.zeros(2 * config.grid, dtype=torch.int32, device=device),
@@ -236,8 +228,8 @@ def launch(args: Tensors, y: torch.Tensor, config: GemmConfig, programmatic: boo
     dtype = hopper.check(x, w, y, tiles.ROWS, -(-k // tiles.COLS))
     if dtype != config.dtype:
         raise ValueError(f"x is {x.dtype}; {config} takes {config.dtype}")
-    parts, flags = args["sums" if config.slices else "parts"], args["flags"]
-    if parts.numel() < (1 + config.slices) * config.grid * config.part_floats or flags.numel() < 2 * config.grid:
+    parts, flags = args["parts"], args["flags"]
+    if parts.numel() < config.grid * config.part_floats or flags.numel() < 2 * config.grid:
         raise ValueError(f"{parts.numel()} partial sums are too few for {config}; pass its workspace()")
     device = x.device.index or 0
     kernel = cuda.load(source(config), config.kernel, device, config.shared_bytes)

@@ -23,14 +23,8 @@
 // tile). A CTA owns the rows of one of its warpgroups; the other warpgroup's sums go into the other CTA's shared memory,
 // where results go later. x is not shared then.
 //
-// SLICES: a tile that several workers have k slices of is added up by all of them whose walk ends in it, each some of its
-// tokens, flag-free by a NaN sentinel as in wgmma_stream.cu: an owner alone reads the whole tile once for every other.
-//
 // Macros: KERNEL (name), X_BF16 0/1, BLOCK_M 64/128/176/256, CLUSTER 1/2 (CTAs that share x; 1 where SPLIT_K), SPLIT_K
-// 0/1, STAGES (of BLOCK_K = 64), SLICES 0/1.
-#ifndef SLICES
-#define SLICES 0
-#endif
+// 0/1, STAGES (of BLOCK_K = 64).
 #include "gemm_operand.cuh"
 #include "sm90/epilogue.cuh"
 #include "sm90/pipeline.cuh"
@@ -57,16 +51,11 @@ static_assert(X_BYTES / CLUSTER % 1024 == 0, "a half of x must keep the swizzle'
 constexpr int PARTIAL_STORED = 1, EPILOGUE = 3;  // named barriers, one for each warpgroup
 
 constexpr int PART_FLOATS = 128 * ACC;  // of one warpgroup
-constexpr int SLICE_TOKENS = 16, SLICE_COUNT = BLOCK_M / SLICE_TOKENS;
-constexpr int FEW_SHARERS = 3,
-              AT_ONCE = 4;  // others' slices that a thread has in flight: of one other, or of one slice
-static_assert(!SLICES || !SPLIT_K, "a split tile has two workers, which meet in shared memory");
 
 // x_map: x [m, k], boxes of 64 k by BLOCK_M / CLUSTER tokens. y_map: y, boxes of 64 rows by BLOCK_M tokens; not looked
 // at where y has no such map (N no multiple of 8, or not on 16 bytes). w: row tiles [tiles of 16 rows, tiles of 64 k, 72
 // words of 8 bytes], boxes of a tile of k by 8 row tiles; zeros past N and K. y: [m, n] 16-bit. parts: float32
-// [workers * CLUSTER, 2, PART_FLOATS]; SLICES: [2 workers * CLUSTER, 2, PART_FLOATS], ABSENT between launches. flags:
-// zeros, [workers * CLUSTER, 2], not looked at where SLICES. iters: of a tile, K_BLOCKS * 64 k each.
+// [workers * CLUSTER, 2, PART_FLOATS]. flags: zeros, [workers * CLUSTER, 2]. iters: of a tile, K_BLOCKS * 64 k each.
 // n_tiles of CLUSTER * BLOCK_N weight rows, m_tiles of BLOCK_M tokens. waves: whole tiles per worker. SPLIT_K: waves 0,
 // iters even, two workers for each tile.
 #if CLUSTER == 2 || SPLIT_K
@@ -137,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     }
                 }
             }
-        } else if (!SPLIT_K && !SLICES && (flag == 0 || flag == 1) && partition.begin(worker) % iters != 0 &&
+        } else if (!SPLIT_K && (flag == 0 || flag == 1) && partition.begin(worker) % iters != 0 &&
                    partition.begin(worker) < partition.begin(worker + 1)) {
             named_barrier_sync(PARTIAL_STORED + flag, 128 + 32);
             if (first_lane) flag_raise(flags + (worker * CLUSTER + rank) * 2 + flag);
@@ -225,114 +214,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 for (int i = 0; i < ACC; i += 4) {
                     const float4 v = *reinterpret_cast<const float4*>(shared + (at - base) + 512 * i);
                     acc[i] += v.x, acc[i + 1] += v.y, acc[i + 2] += v.z, acc[i + 3] += v.w;
-                }
-            }
-
-            if constexpr (SLICES) {
-                if (work.iter_begin > 0 || work.iter_end < iters) {
-                    const int start = (work.tile - waves * workers) * iters;  // of the tile, in the line
-                    const StreamKSharers sharers(partition, worker, start, iters);
-                    const int first = sharers.first, last = sharers.last;
-                    const auto slot = [&](int of) {
-                        const int place = (sharers.place(of, workers) * CLUSTER + rank) * 2 + group;
-                        return reinterpret_cast<float4*>(parts + static_cast<size_t>(place) * PART_FLOATS) + thread;
-                    };
-                    const auto owned = [&](int slice) { return sharers.owner(slice, SLICE_COUNT) == worker; };
-                    float4* const own = slot(worker);
-#pragma unroll
-                    for (int i = 0; i < ACC; i += 4) {
-                        if (!owned(i / 8)) st_relaxed(own + 32 * i, float4{acc[i], acc[i + 1], acc[i + 2], acc[i + 3]});
-                    }
-                    if (worker >= sharers.owners) continue;
-                    const auto add = [&](int i, const float4& v) {
-                        acc[i] += v.x, acc[i + 1] += v.y, acc[i + 2] += v.z, acc[i + 3] += v.w;
-                    };
-                    if (last - first <= FEW_SHARERS) {  // many slices of few others
-#pragma unroll 1
-                        for (int of = first; of < last; of++) {
-                            if (of == worker) continue;
-                            const float4* const theirs = slot(of);
-#pragma unroll
-                            for (int from = 0; from < ACC; from += 8 * AT_ONCE) {
-                                float4 v[2 * AT_ONCE] = {};
-                                bool waiting;
-                                do {
-                                    waiting = false;
-#pragma unroll
-                                    for (int j = 0; j < 2 * AT_ONCE && from + 4 * j < ACC; j++) {
-                                        if (owned((from + 4 * j) / 8)) v[j] = ld_relaxed(theirs + 32 * (from + 4 * j));
-                                    }
-#pragma unroll
-                                    for (int j = 0; j < 2 * AT_ONCE; j++) waiting |= is_absent(v[j]);
-                                } while (warp_any(waiting));
-#pragma unroll
-                                for (int j = 0; j < 2 * AT_ONCE && from + 4 * j < ACC; j++) add(from + 4 * j, v[j]);
-                            }
-                        }
-                    } else {  // few slices of many others
-#pragma unroll
-                        for (int i = 0; i < ACC; i += 8) {
-                            if (!owned(i / 8)) continue;
-#pragma unroll 1
-                            for (int of = first; of < last; of += AT_ONCE) {
-                                float4 v[2 * AT_ONCE] = {};
-                                bool waiting;
-                                do {
-                                    waiting = false;
-#pragma unroll
-                                    for (int j = 0; j < 2 * AT_ONCE; j++) {
-                                        const int other = of + j / 2;
-                                        if (other < last && other != worker)
-                                            v[j] = ld_relaxed(slot(other) + 32 * (i + 4 * (j % 2)));
-                                    }
-#pragma unroll
-                                    for (int j = 0; j < 2 * AT_ONCE; j++) waiting |= is_absent(v[j]);
-                                } while (warp_any(waiting));
-#pragma unroll
-                                for (int j = 0; j < 2 * AT_ONCE; j++) add(i + 4 * (j % 2), v[j]);
-                            }
-                        }
-                    }
-                    // Through shared memory as below, and from there 16 bytes of a token a thread.
-                    const int row = row_of(work.tile) + group * 64, token = token_of(work.tile);
-                    if (thread == 0) tma_store_wait_read<0>();  // a whole tile before
-                    named_barrier_sync(EPILOGUE + group, 128);
-#pragma unroll
-                    for (int i = 0; i < ACC; i += 8) {
-                        if (!owned(i / 8)) continue;
-                        unsigned pairs[4];
-#pragma unroll
-                        for (int p = 0; p < 4; p++)
-                            pairs[p] = pack_pair<X_BF16>(acc[i + 2 * p] * scale, acc[i + 2 * p + 1] * scale);
-                        stmatrix_x4_trans(corner + 2 * i * 128, pairs[0], pairs[1], pairs[2], pairs[3]);
-                    }
-                    named_barrier_sync(EPILOGUE + group, 128);
-                    const int at = thread % 8 * 8, rows_left = n - row - at;
-                    for (int slice = 0; slice < SLICE_COUNT; slice++) {
-                        const int t = SLICE_TOKENS * slice + thread / 8;
-                        if (!owned(slice) || token + t >= m || rows_left <= 0) continue;
-                        const unsigned staged = base + OUT + group * OUT_BYTES + 128 * t + (2 * at ^ 16 * (t % 8));
-                        unsigned short* const to = y + static_cast<size_t>(token + t) * n + row + at;
-                        if (y_has_map) {
-                            *reinterpret_cast<uint4*>(to) = lds128(staged);
-                        } else {
-                            for (int i = 0; i < min(8, rows_left); i++) {
-                                to[i] = static_cast<unsigned short>(lds16(staged + 2 * i));
-                            }
-                        }
-                    }
-                    // Last, for nobody waits for it.
-                    const float4 absent = absent_float4();
-#pragma unroll 1
-                    for (int of = first; of < last; of++) {
-                        if (of == worker) continue;
-                        float4* const theirs = slot(of);
-#pragma unroll
-                        for (int i = 0; i < ACC; i += 4) {
-                            if (owned(i / 8)) st_relaxed(theirs + 32 * i, absent);
-                        }
-                    }
-                    continue;
                 }
             }
 

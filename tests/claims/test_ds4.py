@@ -80,8 +80,9 @@ def test_claims():
         )
     hopper = pd.DataFrame(rows)
     assert pick == "mmq"
-    assert list(hopper["fastest"]) == ["warp8"] + ["cublas"] * 5
-    assert rows[0]["mmq us"] < 1.02 * rows[0]["warp8 us"]
+    assert list(hopper["fastest"])[1:] == ["cublas"] * 5
+    assert rows[0]["fastest"] != "cublas"
+    assert 1 / 1.02 < rows[0]["mmq us"] / rows[0]["warp8 us"] < 1.02
     verdict = judged_here(q8.id, h200.id).verdict
     assert verdict.word == "NO-GO"
     # 2. Where the weights lie

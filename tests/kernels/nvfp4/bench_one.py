@@ -81,9 +81,8 @@ def forms(m: int, n: int, k: int) -> dict[str, line.LineConfig | cuda_gemm.GemmC
     by_groups = itertools.product((4, 2), (1, 2), (4, 8))
     lines: list[dict[str, int]] = [{}, *({"groups": g, "cluster": c, "stages": s} for g, c, s in by_groups)]
     lines += [{"groups": g, "workers": w} for g in (4, 2) for w in (33, 66, 99)]  # fewer who share a block
-    by_tokens = itertools.product(cuda_gemm.TOKEN_TILES, (1, 2), (False, True))
-    tiles: list[dict[str, int]] = [{}, *({"tokens": t, "cluster": c, "slices": s} for t, c, s in by_tokens)]
-    tiles += [{"split_k": True}]
+    by_tokens = itertools.product(cuda_gemm.TOKEN_TILES, (1, 2))
+    tiles: list[dict[str, int]] = [{}, *({"tokens": t, "cluster": c} for t, c in by_tokens), {"split_k": True}]
     for choose, ways in ((line.choose_config, lines), (cuda_gemm.choose_config, tiles)):
         for fixed in ways:
             with contextlib.suppress(ValueError):

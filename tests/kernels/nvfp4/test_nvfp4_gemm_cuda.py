@@ -5,7 +5,6 @@ and fragments are the kernel's own, timing is not. tests/kernels/nvfp4/test_nvfp
 test_nvfp4_resident_cuda.py do the same for the kernels of few tokens, test_nvfp4_one_cuda.py for line.py.
 """
 
-import functools
 import shutil
 from dataclasses import replace
 from typing import Any
@@ -18,19 +17,12 @@ from kernels.nvfp4 import cases, cuda_gemm, gemm_tiles, line, ops, resident, row
 from kernels.nvfp4.reference import weights
 from lab.check.aot_worker import compile_cuda
 from tests.kernels.on_cpu.nvfp4_on_cpu import library, right_every_time, simulated, skip_unless_hopper, within_tolerance
-from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, needs_compiler, unless_stopped
+from tests.kernels.on_cpu.stand_in import Change, StandIn, needs_compiler, unless_stopped
 
 TAKEN = [w for w in cases.WORKLOADS if not (cuda_gemm._refuses(w) or cases.refuses(w, "nvfp4-w4a16"))]
 CHECKS = [w for w in TAKEN if w.role == "check"]
 MEASURED = [w for w in TAKEN if w.role == "measure"]
-VARIANTS: tuple[dict[str, Any], ...] = (
-    {},
-    {"cluster": 1},
-    {"waves": 0},
-    {"waves": 1, "tokens": 128},
-    {"slices": True},
-    {"slices": True, "waves": 0, "tokens": 128},
-)
+VARIANTS: tuple[dict[str, Any], ...] = ({}, {"cluster": 1}, {"waves": 0}, {"waves": 1, "tokens": 128})
 START = "    if (threadIdx.x == 128 * CONSUMERS) {\n"
 LATE = (
     START,
@@ -46,14 +38,14 @@ static void entry() {
          given.n_tiles, given.m_tiles, given.waves);
 }
 extern "C" int shared_bytes() { return SHARED_BYTES; }
-extern "C" int part_floats() { return SPLIT_K ? 0 : 2 * PART_FLOATS; }  // of SLICES: of one of two places
+extern "C" int part_floats() { return SPLIT_K ? 0 : 2 * PART_FLOATS; }
 extern "C" void simulated(const void* x, const void* w, const void* scale, void* y, void* parts, void* flags, int m,
                           int n, int k, int row_tiles, int k_tiles, int iters, int n_tiles, int m_tiles, int waves,
                           int blocks, int seed) {
   given = {{(unsigned char*)x, m, k, BLOCK_M / CLUSTER}, {(unsigned char*)y, m, n, BLOCK_M},
            {(unsigned char*)w, row_tiles, 72 * k_tiles, 8, 72}, (const float*)scale, (unsigned short*)y, (float*)parts,
            (unsigned*)flags, m, n, iters, n_tiles, m_tiles, waves};
-  launch_on_cpu({{blocks, 1, 1}, THREADS, CLUSTER << SPLIT_K, SLICES ? blocks : 1, SHARED_BYTES, seed}, entry);
+  launch_on_cpu({{blocks, 1, 1}, THREADS, CLUSTER << SPLIT_K, 1, SHARED_BYTES, seed}, entry);
 }
 """
 
@@ -69,11 +61,10 @@ def tiled(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def simulate(kernel: StandIn, config: cuda_gemm.GemmConfig, inputs: Tensors, seed: int) -> tuple[torch.Tensor, int]:
-    """(y, flags left up or sums left behind); raises Stopped."""
+    """(y, flags left up); raises Stopped."""
     x, n = inputs["x"], inputs["w_packed"].shape[0]
     args = tiled(inputs)
-    space = cuda_gemm.workspace(config, x.device)
-    parts = space["sums"] if config.slices else torch.full((config.grid, kernel.part_floats()), float("nan"))
+    parts = torch.full((config.grid, kernel.part_floats()), float("nan"))
     flags = torch.zeros(config.grid, 2, dtype=torch.int32)
     y = torch.full((x.shape[0], n), float("nan"), dtype=x.dtype)
     depth = gemm_tiles.k_blocks_of(x.shape[1]) // cuda_gemm.ITERATION_K_BLOCKS
@@ -81,7 +72,7 @@ def simulate(kernel: StandIn, config: cuda_gemm.GemmConfig, inputs: Tensors, see
     tensors = (x, args["w"], args["w_tensor_scale"], y, parts, flags)
     numbers = (x.shape[0], n, x.shape[1], *args["w"].shape[:2], depth, *tile_counts, config.waves, config.grid, seed)
     simulated(kernel, tensors, numbers)
-    return y, int(flags.sum()) + (int((parts != -1).sum()) if config.slices else 0)
+    return y, int(flags.sum())
 
 
 @pytest.mark.parametrize("problem", CHECKS, ids=lambda w: w.id)
@@ -226,18 +217,6 @@ def test_refuses_what_it_cannot_do():
         (90, 304, 1024, "bf16", 12, {"tokens": 64, "stages": 4, "split_k": True}),
         (63, 300, 240, "fp16", 6, {"split_k": True}),
         (130, 136, 512, "bf16", 8, {"tokens": 128, "split_k": True}),
-        (
-            100,
-            300,
-            1040,
-            "bf16",
-            7,
-            {"tokens": 128, "cluster": 1, "stages": 3, "waves": 0, "slices": True},
-        ),  # 2.3 a tile
-        (100, 130, 2064, "fp16", 9, {"tokens": 128, "cluster": 1, "stages": 3, "waves": 0, "slices": True}),  # 4.5
-        (130, 600, 528, "bf16", 10, {"tokens": 128, "cluster": 2, "waves": 0, "slices": True}),
-        (300, 304, 272, "bf16", 4, {"tokens": 176, "waves": 0, "slices": True}),
-        (63, 301, 1040, "fp16", 5, {"tokens": 64, "cluster": 1, "waves": 1, "slices": True}),  # odd N, whole tiles too
     ],
 )
 def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, sms, variant):
@@ -306,47 +285,6 @@ def test_the_simulation_sees_mistakes_in_a_split_tile(change, wrong):
         return within_tolerance(y, problem, inputs, "nvfp4-w4a16")
 
     assert unless_stopped(sound) != wrong
-
-
-SLICED: tuple[Change, ...] = (
-    ("partition.begin(last) < start + iters", "partition.begin(last) <= start + iters"),
-    ("while (partition.begin(first) > start) first--;", ""),
-    ("(of == first && before ? workers : 0)", "0"),
-    ("if (!owned(i / 8)) st_relaxed(own", "if (owned(i / 8)) st_relaxed(own"),
-    ("if (other < last && other != worker)", "if (other < last)"),
-    ("v[j] = ld_relaxed(theirs + 32 * (from + 4 * j))", "v[j] = ld_relaxed(theirs + 32 * 4 * j)"),
-    ("slot(other) + 32 * (i + 4 * (j % 2))", "slot(other) + 32 * (i + 4 * (j / 2))"),
-    ("add(i + 4 * (j % 2), v[j])", "add(i, v[j])"),
-    ("corner + 2 * i * 128", "corner + i * 128"),
-    ("SLICE_TOKENS * slice + thread / 8", "SLICE_TOKENS * slice + thread % 8"),
-    (
-        "(2 * at ^ 16 * (t % 8));\n                        unsigned short* const to",
-        "2 * at;\n                        unsigned short* const to",
-    ),
-    ("if (owned(i / 8)) st_relaxed(theirs + 32 * i, absent);", ""),
-    ("} while (warp_any(waiting));", "} while (false);"),
-    (
-        "constexpr (SLICES) {\n                if (work.iter_begin > 0 || work.iter_end < iters) {",
-        "constexpr (SLICES) {\n                if (work.iter_begin > 0) {",
-    ),
-)
-
-
-@needs_compiler
-@pytest.mark.parametrize("change", [UNCHANGED, *SLICED], ids=lambda change: change[0][:40])
-def test_the_simulation_sees_mistakes_in_slices(change):
-    """Tiles of two and three workers, and of four and five; the first of a tile has left sums of the one before."""
-
-    def sound(shape: tuple[int, int, int, int]) -> bool:
-        m, n, k, sms = shape
-        problem = cases._check(m, n, k, "bf16")
-        config = cuda_gemm.choose_config(m, n, k, "bf16", sms, tokens=128, cluster=1, stages=3, waves=0, slices=True)
-        inputs = cases.inputs(problem, seed=1)
-        y, left = simulate(on_cpu(config, change), config, inputs, 0)
-        return not left and within_tolerance(y, problem, inputs, "nvfp4-w4a16")
-
-    shapes = ((100, 300, 1040, 7), (100, 240, 2064, 9))
-    assert all(unless_stopped(functools.partial(sound, shape)) for shape in shapes) == (change == UNCHANGED)
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
