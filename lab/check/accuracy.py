@@ -288,13 +288,6 @@ def _overlap(left: Any, right: Any) -> bool:
     return bool(first) and a.data_ptr() < b.data_ptr() + b.nbytes() and b.data_ptr() < a.data_ptr() + a.nbytes()
 
 
-def run_once(family: families.Family, candidate: Candidate, workload: Workload, inputs: Tensors) -> Tensors:
-    """Run a candidate once on `inputs` into fresh outputs and return them."""
-    args, own = prepared(family, candidate, inputs), outputs(family, candidate, workload, inputs)
-    candidate.run(args, handed(own))
-    return own
-
-
 def expected(
     family: families.Family, workload: Workload, inputs: Tensors, precision: str, held: Collection[str] = (),
     apart: bool = False,

@@ -17,6 +17,7 @@ from lab.place import roofline
 from lab.row import store
 from lab.study.own import verdict as imported
 from tests.claims.timed import judged_here
+from tests.ran import run_once
 
 
 def test_claims():
@@ -69,7 +70,7 @@ def test_claims():
     assert all(c.status == "incorrect" for c in broken)
     given = family.cases.inputs(workload, 1, where)
     per_sequence, at_once = (
-        accuracy.run_once(family, family.candidate(name), workload, given)["y"].double()
+        run_once(family, family.candidate(name), workload, given)["y"].double()
         for name in (card.control, card.candidate)
     )
     apart = ((per_sequence - at_once).norm() / at_once.norm()).item()

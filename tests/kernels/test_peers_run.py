@@ -23,6 +23,7 @@ from kernels.nvfp4.peers import vllm_marlin
 from kernels.nvfp4.reference import weights
 from lab.check import accuracy, families
 from tests.kernels.peer_layouts import marlin_codes, marlin_scales
+from tests.ran import run_once
 
 MARLIN = (
     "marlin_gemm(Tensor a, Tensor? c_or_none, Tensor b_q_weight, Tensor? b_bias_or_none, Tensor b_scales, "
@@ -434,7 +435,7 @@ def test_marlin_with_small_block_scales() -> None:
     workload = next(w for w in family.cases.WORKLOADS if not peer.refuses(w))
     inputs = family.cases.inputs(workload, 3, "cpu")
     inputs["w_scale"] = inputs["w_scale"].clamp(4, 60)
-    out = accuracy.run_once(family, peer, workload, inputs)
+    out = run_once(family, peer, workload, inputs)
     limit = family.cases.tolerance(workload, peer.precision)["y"]
     assert accuracy.compare("y", out["y"], family.reference(inputs)["y"], limit).ok
 

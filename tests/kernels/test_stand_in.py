@@ -3,6 +3,7 @@
 An abort would end the whole test run, and with pytest's capture of standard error its words would be lost.
 """
 
+import contextlib
 import re
 from typing import Any
 
@@ -44,6 +45,7 @@ extern "C" int run(int how) {
     launch_on_cpu({.grid = {2, 1, 1}, .threads = 32, .shared_bytes = 4096, .seed = 0}, kernel);
     return counted;
 }
+extern "C" int left() { return cpu.fibers.capacity() + cpu.ctas.capacity(); }
 """
 WRONG = {
     1: r"outside shared memory .*: block 1 thread 5$",
@@ -68,6 +70,14 @@ def test_a_stop_is_an_error_and_the_next_launch_starts_clean(stand_in: StandIn, 
     with pytest.raises(Stopped, match=WRONG[wrong]):
         stand_in.run(wrong)
     assert stand_in.run(0) == 64
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_launch_leaves_no_memory_behind(stand_in: StandIn, wrong: int) -> None:
+    """Not one that was stopped either: a test run loads hundreds of libraries."""
+    with contextlib.suppress(Stopped):
+        stand_in.run(wrong)
+    assert stand_in.left() == 0
 
 
 def test_a_phase_that_ends_an_arrival_early_lets_another_begin(stand_in: StandIn) -> None:

@@ -18,6 +18,7 @@ from kernels.common import Candidate, Tensors, Workload, has_triton
 from kernels.gdn import cases, cuda_decode, cuda_decode_conv, error_growth
 from kernels.gdn.reference import step
 from lab.check import accuracy, families
+from tests.ran import run_once
 
 GDN = families.load("gdn")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -30,7 +31,7 @@ def decode(workload_id: str) -> Workload:
 
 
 def run(name: str, workload: Workload, inputs: Tensors) -> Tensors:
-    return accuracy.run_once(GDN, GDN.candidates[name], workload, inputs)
+    return run_once(GDN, GDN.candidates[name], workload, inputs)
 
 
 # Error growth --------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from kernels.gdn import cases
 from kernels.gdn.reference import before_the_step, reference
 from lab.check import accuracy, families
 from tests.loops import over
+from tests.ran import run_once
 
 MODELS = ("qwen3_next", "qwen3_5")
 FORMS = ("torch_recurrent_gated_delta_rule", "torch_chunk_gated_delta_rule")
@@ -83,7 +84,7 @@ def test_a_long_odd_length() -> None:
         for form in FORMS if T == LONG else ():
             assert worst(*theirs(MODELS[0], form, workload, inputs), want) < LIMIT
         for name in names:
-            out = accuracy.run_once(gdn, gdn.candidates[name], workload, inputs)
+            out = run_once(gdn, gdn.candidates[name], workload, inputs)
             limits = cases.tolerance(workload, gdn.candidates[name].precision)
             for output, limit in limits.items():
                 assert accuracy.compare(output, out[output], want[output], limit).ok, f"{name}: {output}"

@@ -19,6 +19,7 @@ from kernels.kv.cost import cost, kv_bytes
 from kernels.kv.reference import reference
 from lab.check import accuracy, families
 from tests.kernels import ahead
+from tests.ran import run_once
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KV = families.load("kv")
@@ -161,7 +162,7 @@ def test_where_pages_lie_does_not_matter(candidate) -> None:
         "page_table": torch.where(table >= 0, where[table.clamp_min(0).long()], table),
     }
     assert not torch.equal(moved["page_table"], table)
-    outs = [accuracy.run_once(KV, candidate, workload, x)["o"] for x in (given_, moved)]
+    outs = [run_once(KV, candidate, workload, x)["o"] for x in (given_, moved)]
     assert torch.equal(*outs)
 
 
@@ -182,7 +183,7 @@ def test_what_no_sequence_owns_does_not_leak(candidate, workload_id: str) -> Non
             unowned[int(given_["page_table"][b, t // page]), t % page] = False
     assert bool(unowned.any())
 
-    clean = accuracy.run_once(KV, candidate, workload, given_)["o"]
+    clean = run_once(KV, candidate, workload, given_)["o"]
     if candidate.name in COPIES:
         names, args = ["k_cache", "v_cache"], dict(given_)
     else:
@@ -273,7 +274,7 @@ def test_large_queries_do_not_overflow_half(name: str) -> None:
     workload, given_ = problem("ctx75_b3_hq6_hkv1_d128_p16_bf16_outliers")
     given_ = given_ | {"q": given_["q"] * 1e5, "k_cache": given_["k_cache"] * 1e-5}
     precision = KV.candidates[name].precision
-    out = accuracy.run_once(KV, KV.candidates[name], workload, given_)
+    out = run_once(KV, KV.candidates[name], workload, given_)
     wanted = reference(cases.reference_inputs(workload, given_, precision))["o"]
     error = accuracy.compare("o", out["o"], wanted, cases.tolerance(workload, precision)["o"])
     assert error.ok, error
