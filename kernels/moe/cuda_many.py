@@ -3,8 +3,8 @@
 router_once.cu (router.cu beyond ONCE_TOKENS) chooses and lays rows out by expert; experts_many.cu multiplies them,
 first with gate and up (it gathers the tokens' rows itself, and ends in SiLU), then with down; weighted_sum.cu adds a
 token's rows in the order of its choice. What an expert gives lies in between as fp16, 11 bits where bf16 has 8: beyond
-65504 it would be infinite. Nothing is asked of the host. Weights are gemm_tiles.py's tiles; the shared expert is one
-expert more.
+65504 it would be infinite. Nothing is asked of the host. The weights are cuda_experts' copy, and a stage of them is a
+box of a tensor map; the shared expert is one expert more.
 
 W4A8: x, and h behind the first product, are rounded to e4m3 with a scale a row by nvfp4's quantiser (two launches
 more), weights become e4m3 in registers (w4a8_tiles.py): twice the matrix rate for 3.4 % rms in each product.
@@ -28,8 +28,8 @@ from kernels.moe.cuda_experts import EXPERTS_MAX, PRECISION, TOP_K_MAX
 from kernels.nvfp4 import cuda_w4a8, gemm_tiles, hopper, tiles, w4a8_tiles
 from kernels.nvfp4.hopper import SHARED_BYTES, SMS
 
-SOURCE, SUM_SOURCE, ONCE_SOURCE = (
-    Path(__file__).with_name(name) for name in ("experts_many.cu", "weighted_sum.cu", "router_once.cu")
+SOURCE, SUM_SOURCE, ROUTER_SOURCE = (
+    Path(__file__).with_name(name) for name in ("experts_many.cu", "weighted_sum.cu", "router.cu")
 )
 TOKENS_MAX = 16384  # the router's blocks wait for each other: all of them must run at once
 FEWEST_SMS = 100  # of an H100 or H200, with some to spare
@@ -39,6 +39,7 @@ STAGES_MAX = 10
 BLOCKS = (32, 64, 96)  # rows
 ONCE_TOKENS = 2048  # router_once.cu: every block reads the masks of all
 STATE_WORDS = 9  # four of router.cu, five more of router_once.cu
+PREFETCH_ROWS = 3  # of an expert in the mean, from which on nearly all have some; a guess, measured at 8 and 16
 SCRATCH = (
     "pairs", "masks", "rows", "back", "blocks", "state", "flags", "h", "given", "parts", "x_e4m3", "x_rows", "h_e4m3",
     "h_rows",
@@ -48,40 +49,10 @@ W4A8 = "nvfp4-w4a8"
 
 
 @dataclass(frozen=True)
-class Form:
-    """How the four launches go: FORM is cuda_experts_many, PLAIN is W4A8, controls/cuda_many_levers.py has the others.
-
-    router_once: the router waits for the grid once, up to ONCE_TOKENS. switches: macros of experts_many.cu that are 1,
-    those of ONE_WIDTH where all blocks have up to 32 rows, of ANY_WIDTH always, the others where they have more. EVEN
-    goes with router_once alone, whose list is by width then. ONE_LAYOUT: the weights are those of cuda_experts with one
-    layout, which `prepare` does not make.
-    """
-
-    switches: tuple[str, ...] = ()
-    router_once: bool = False
-
-
-WIDE, EVEN, FINE, EARLY, PREFETCH, ONE_LAYOUT = "WIDE", "EVEN", "FINE", "EARLY", "PREFETCH", "ONE_LAYOUT"
-ANY_WIDTH = EARLY, ONE_LAYOUT
-ONE_WIDTH = FINE, PREFETCH
-PLAIN, FORM = Form(), Form((WIDE, EVEN, FINE, EARLY, PREFETCH), router_once=True)
-PREFETCH_ROWS = 3  # of an expert in the mean, from which on nearly all have some; a guess, measured at 8 and 16
-
-
-def form_for(form: Form, tokens: int, block: int, fp8: bool = False) -> Form:
-    """`form` as it goes for so many tokens in blocks of so many rows; PLAIN where fp8."""
-    if fp8:
-        return PLAIN
-    once = form.router_once and tokens <= ONCE_TOKENS
-    meant = [word for word in form.switches if word in ANY_WIDTH or (word in ONE_WIDTH) == (block == BLOCKS[0])]
-    return Form(tuple(word for word in meant if once or word != EVEN), once)
-
-
-@dataclass(frozen=True)
 class ManyConfig:
     """A compiled experts_many.cu: dtype of x and h; `gated` the first product; weight rows by k; rows of a block.
 
-    switches: as in Form.
+    even: its blocks stand by their width, and CTAs share what they cost.
     """
 
     dtype: str
@@ -90,13 +61,18 @@ class ManyConfig:
     k: int
     block_tokens: int
     fp8: bool = False
-    switches: tuple[str, ...] = ()
+    even: bool = False
 
     @property
     def kernel(self) -> str:
         which = "up" if self.gated else "down"
-        form = "".join(f"_{word.lower()}" for word in self.switches)
-        return f"moe_many_{which}_{'w4a8_' * self.fp8}{self.dtype}_n{self.rows}_k{self.k}_b{self.block_tokens}{form}"
+        sizes = f"n{self.rows}_k{self.k}_b{self.block_tokens}" + "_even" * self.even
+        return f"moe_many_{which}_{'w4a8_' * self.fp8}{self.dtype}_{sizes}"
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether it does while the router runs."""
+        return self.gated and not self.fp8 and self.block_tokens == BLOCKS[0]
 
     @property
     def out_bytes(self) -> int:
@@ -121,6 +97,11 @@ class ManyConfig:
         return 2 * HALF_ROWS * -(-self.block_tokens // 64) * min(64, self.block_tokens)
 
     @property
+    def k_blocks(self) -> int:
+        """Stages of a tile."""
+        return w4a8_tiles.k_blocks_of(self.k) if self.fp8 else self.k // tiles.COLS
+
+    @property
     def tiles(self) -> int:
         """Of 256 weight rows, for a block."""
         return -(-self.rows // (2 * HALF_ROWS))
@@ -132,15 +113,28 @@ def block_tokens(tokens: int, top_k: int, experts: int) -> int:
     return next((block for block in BLOCKS if mean + 2.5 * mean**0.5 <= block), BLOCKS[-1])
 
 
+def once(tokens: int, fp8: bool) -> bool:
+    """Whether router_once.cu is ahead of so many tokens, not router.cu."""
+    return not fp8 and tokens <= ONCE_TOKENS
+
+
 def configs(
-    block: int, width: int, inner: int, dtype: str, fp8: bool = False, form: Form = PLAIN
+    block: int, width: int, inner: int, dtype: str, fp8: bool = False, even: bool = False
 ) -> tuple[ManyConfig, ManyConfig]:
-    """Of both products."""
-    of_down = tuple(word for word in form.switches if word != PREFETCH)
+    """Of both products, in blocks of so many rows. even: as far as blocks differ in width."""
+    even = even and block > BLOCKS[0]
     return (
-        ManyConfig(dtype, True, 2 * inner, width, block, fp8, form.switches),
-        ManyConfig(dtype, False, width, inner, block, fp8, of_down),
+        ManyConfig(dtype, True, 2 * inner, width, block, fp8, even),
+        ManyConfig(dtype, False, width, inner, block, fp8, even),
     )
+
+
+def products_of(
+    tokens: int, experts: int, top_k: int, width: int, inner: int, dtype: str, fp8: bool
+) -> tuple[ManyConfig, ManyConfig]:
+    """Of so many tokens; what is not by width has no shares by cost."""
+    even = once(tokens, fp8)
+    return configs(block_tokens(tokens, top_k, experts), width, inner, dtype, fp8, even)
 
 
 @functools.cache
@@ -150,7 +144,7 @@ def source(config: ManyConfig) -> CudaSource:
         "X_BF16": int(config.dtype == "bf16"), "GATED": int(config.gated), "FP8": int(config.fp8),
         "ROWS": config.rows, "K": config.k, "BLOCK_M": config.block_tokens, "STAGES": config.stages,
     }  # fmt: skip
-    macros |= dict.fromkeys(config.switches, 1)
+    macros |= {"EVEN": 1} if config.even else {}
     return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)
 
 
@@ -162,9 +156,14 @@ def router_warps(tokens: int, experts: int) -> int:
 @functools.cache
 def router_source(experts: int, dtype: str, block: int, warps: int) -> CudaSource:
     """router.cu for many tokens."""
-    macros = {"X_BF16": int(dtype == "bf16"), "EXPERTS": experts, "BLOCK_TOKENS": block, "MANY": 1, "WARPS": warps}
+    macros = {"X_BF16": int(dtype == "bf16"), "EXPERTS": experts, "BLOCK_TOKENS": block, "WARPS": warps}
     name = f"moe_router_many_{dtype}_e{experts}_b{block}_w{warps}"
-    return hopper.source(cuda_experts.ROUTER_SOURCE, name, cuda_experts.router_shared_bytes(experts, warps), macros)
+    return hopper.source(ROUTER_SOURCE, name, router_shared_bytes(experts, warps), macros)
+
+
+def router_shared_bytes(experts: int, warps: int) -> int:
+    """Of router.cu: a word a warp and a flag, one an expert, and 32 tokens' masks, behind which members fit."""
+    return 4 * (warps + 1 + experts + 32 * -(-experts // 32))
 
 
 def once_shared_bytes(experts: int) -> int:
@@ -174,7 +173,7 @@ def once_shared_bytes(experts: int) -> int:
 
 
 def box_rows(rows: int) -> int:
-    """Rows of an expert in a box of the one layout: half a tile's where a whole last box would have too many."""
+    """Rows of an expert in a box of weights: half a tile's where a whole last box would have too many."""
     return BLOCK_ROWS // (1 + -(-rows // (BLOCK_ROWS // 2)) % 2)
 
 
@@ -184,7 +183,7 @@ def once_source(experts: int, dtype: str, block: int, by_width: bool = False) ->
     macros = {"X_BF16": int(dtype == "bf16"), "EXPERTS": experts, "BLOCK_TOKENS": block}
     macros |= {"BY_WIDTH": 1} if by_width else {}
     name = f"moe_router_once_{'widths_' * by_width}{dtype}_e{experts}_b{block}"
-    return hopper.source(ONCE_SOURCE, name, once_shared_bytes(experts), macros)
+    return hopper.source(cuda_experts.ONCE_SOURCE, name, once_shared_bytes(experts), macros)
 
 
 @functools.cache
@@ -199,29 +198,26 @@ def most_blocks(tokens: int, top_k: int, experts: int, shared: bool, block: int)
     return pairs // block + min(experts, pairs) + shared * -(-tokens // block)
 
 
-def _tiled(packed: torch.Tensor, scale: torch.Tensor, ts: torch.Tensor, x: torch.Tensor, fp8: bool) -> Tensors:
-    """An expert's matrix and what its sums are multiplied by: the tensor scale, or one of each row up to 128."""
-    if not fp8:
-        return {"": gemm_tiles.tile_weights(packed, scale, x.dtype), "_scale": ts}
-    made, powers = w4a8_tiles.tile_weights(packed, scale)
-    return {"": made, "_scale": torch.nn.functional.pad(powers * ts, (0, -len(powers) % HALF_ROWS))}
-
-
-def prepare(inputs: Tensors, fp8: bool = False) -> dict[str, Any]:
-    """The weights of every expert as tiles, the shared one behind the others, and scratch for x."""
-    x, experts = inputs["x"], inputs["down_packed"].shape[0]
-    inner, device = 2 * inputs["down_packed"].shape[2], inputs["down_packed"].device
+def _w4a8_weights(inputs: Tensors) -> Tensors:
+    """cuda_experts.weights of w4a8_tiles.py, with what sums are multiplied by for each weight row up to 128."""
+    inner = 2 * inputs["down_packed"].shape[2]
     made: dict[str, list[torch.Tensor]] = {"up": [], "down": [], "up_scale": [], "down_scale": []}
     for prefix in ("", "shared_")[: 1 + ("shared_gate" in inputs)]:
         for name, stored, parts in cuda_experts.padded(inputs, prefix, inner):
-            for p, s, ts in zip(*parts, inputs[f"{prefix}{stored}_tensor_scale"], strict=True):
-                for suffix, tensor in _tiled(p, s, ts.view(1), x, fp8).items():
-                    made[f"{name}{suffix}"].append(tensor)
-    kept: dict[str, Any] = {name: torch.stack(each) for name, each in made.items()}
+            for packed, scale, of_tensor in zip(*parts, inputs[f"{prefix}{stored}_tensor_scale"], strict=True):
+                tiled, powers = w4a8_tiles.tile_weights(packed, scale)
+                made[name].append(tiled)
+                by_row = torch.nn.functional.pad(powers * of_tensor, (0, -len(powers) % HALF_ROWS))
+                made[f"{name}_scale"].append(by_row)
+    kept = {name: torch.stack(each) for name, each in made.items()}
     kept |= {key: inputs[key] for key in ("shared_gate",) if key in inputs}
-    top_k = int(inputs["top_k"])
-    kept |= {"k": torch.zeros(top_k, dtype=torch.uint8, device=device)}  # its length: operators pass tensors only
-    return kept | scratch(x.shape, x.dtype, experts, top_k, inner, "shared_gate" in inputs, device, fp8)
+    return kept | {"k": torch.zeros(int(inputs["top_k"]), dtype=torch.uint8, device=inputs["down_packed"].device)}
+
+
+def prepare(inputs: Tensors, fp8: bool = False) -> Tensors:
+    """cuda_experts' weights, or those of W4A8, and scratch for x."""
+    tiled = _w4a8_weights(inputs) if fp8 else cuda_experts.weights(inputs, inputs["x"].dtype)
+    return tiled | scratch(*cuda_experts.sizes(inputs), fp8)
 
 
 def scratch(
@@ -256,7 +252,7 @@ def scratch(
     }  # fmt: skip
 
 
-def run(args: dict[str, Any], out: Tensors, fp8: bool = False, form: Form = FORM) -> None:
+def run(args: dict[str, Any], out: Tensors, fp8: bool = False) -> None:
     """y in four launches, six where fp8. ValueError on a mismatch."""
     x, logits, y, h = args["x"], args["logits"], out["y"], args["h"]
     element, (tokens, width) = hopper.ELEMENTS.get(x.dtype, ""), x.shape
@@ -267,15 +263,14 @@ def run(args: dict[str, Any], out: Tensors, fp8: bool = False, form: Form = FORM
     pairs = tokens * chosen
     if len(h) < pairs or logits.shape[0] != tokens or y.shape != x.shape:
         raise ValueError(f"x {tuple(x.shape)} and scratch for {len(h)} rows: prepare for at least {tokens} tokens")
-    device, block, inner = x.device.index or 0, block_tokens(tokens, top_k, experts), h.shape[1]
-    warps = router_warps(tokens, experts)
-    router, router_bytes = (
-        router_source(experts, element, block, warps),
-        cuda_experts.router_shared_bytes(experts, warps),
-    )
-    form = form_for(form, tokens, block, fp8)
-    if form.router_once:
-        router, router_bytes = once_source(experts, element, block, EVEN in form.switches), once_shared_bytes(experts)
+    device, warps = x.device.index or 0, router_warps(tokens, experts)
+    products = products_of(tokens, experts, top_k, width, h.shape[1], element, fp8)
+    block = products[0].block_tokens
+    if once(tokens, fp8):
+        router, router_bytes = once_source(experts, element, block, products[0].even), once_shared_bytes(experts)
+    else:
+        router = router_source(experts, element, block, warps)
+        router_bytes = router_shared_bytes(experts, warps)
     gate = args["shared_gate"] if shared else cuda.i64(0)
     lists = [args[name] for name in ("rows", "blocks", "state")]
     cuda.launch(
@@ -284,24 +279,18 @@ def run(args: dict[str, Any], out: Tensors, fp8: bool = False, form: Form = FORM
          args["back"]), router_bytes,
     )  # fmt: skip
     for config, given, of, name, made in zip(
-        configs(block, width, inner, element, fp8, form),
-        (x, h[:pairs]),
-        "xh",
-        ("up", "down"),
-        (h, args["given"]),
-        strict=True,
-    ):
+        products, (x, h[:pairs]), "xh", ("up", "down"), (h, args["given"]), strict=True
+    ):  # fmt: skip
         by_row: Any = cuda.i64(0)
         if fp8:
             by_row = args[f"{of}_rows"]
             cuda_w4a8.quantise({"x": given, "x_e4m3": args[f"{of}_e4m3"][: len(given)], "x_scale": by_row})
         more: tuple[Any, ...] = ()
-        if PREFETCH in config.switches:
+        if config.prefetches:
             even = tokens * top_k >= PREFETCH_ROWS * experts
             more = cuda.i32(experts), cuda.i32(even * (experts + shared * -(-tokens // block)))
-        if ONE_LAYOUT in config.switches:
-            rows = width if name == "down" else 2 * inner
-            more = *more, tiles.boxes(args[name].flatten(0, 1), box_rows(rows) // 16, 1)
+        if not fp8:
+            more = *more, tiles.boxes(args[name].flatten(0, 1), box_rows(config.rows) // 16, 1)
         cuda.launch(
             cuda.load(source(config), config.kernel, device, SHARED_BYTES), (len(args["flags"]) // 2,), THREADS,
             (args[f"{of}_e4m3"] if fp8 else given, args[name], args[f"{name}_scale"], *lists, made, args["parts"],
@@ -314,7 +303,7 @@ def run(args: dict[str, Any], out: Tensors, fp8: bool = False, form: Form = FORM
     )  # fmt: skip
 
 
-def refuses(workload: Workload) -> str:
+def refuses(workload: Workload, fp8: bool = False) -> str:
     """Why the launches do not take a workload, "" where they do."""
     tokens, experts, top_k, width, inner, shared = (
         workload[axis] for axis in ("T", "experts", "top_k", "H", "F", "shared")
@@ -323,6 +312,8 @@ def refuses(workload: Workload) -> str:
         return f"T={tokens} > {TOKENS_MAX}: the router's blocks would not all run at once; call it by parts"
     if experts > EXPERTS_MAX or top_k > TOP_K_MAX:
         return f"experts={experts}, top_k={top_k}: the router holds {EXPERTS_MAX} and {TOP_K_MAX}; use triton_experts"
+    if not fp8 and (said := cuda_experts.odd_sizes(width, inner)):
+        return said
     if width % 16 or inner % 16:
         return f"H={width}, F={inner}: both must be multiples of 16, a scale group"
     return f"shared={shared} > F={inner}: run the shared expert as a linear of kernels/nvfp4" * (shared > inner)
@@ -332,7 +323,7 @@ def work(workload: Workload, sms: int, fp8: bool = False) -> Work:
     """Stages a multiprocessor, by what decoding and products of as many columns as a block needs take."""
     up, down = _of(workload, fp8)
     sizes = block_sizes(workload, up.block_tokens)
-    per_block = sum(config.tiles * (w4a8_tiles if fp8 else gemm_tiles).k_blocks_of(config.k) for config in (up, down))
+    per_block = sum(config.tiles * config.k_blocks for config in (up, down))
     stages = sum(count for _, count in sizes) * per_block / sms
     columns = sum(count * -(-rows // SLICE) * SLICE for rows, count in sizes) * per_block / sms
     rows = workload["T"] * (workload["top_k"] + (workload["shared"] > 0))
@@ -345,31 +336,29 @@ def work(workload: Workload, sms: int, fp8: bool = False) -> Work:
     return Work(at_once, {"launches": 6.0 if fp8 else 4.0, "ends": 4000.0})
 
 
-def _block(workload: Workload) -> int:
-    return block_tokens(workload["T"], workload["top_k"], workload["experts"])
+def _of(workload: Workload, fp8: bool = False) -> tuple[ManyConfig, ManyConfig]:
+    tokens, experts, top_k, width, inner = (workload[axis] for axis in ("T", "experts", "top_k", "H", "F"))
+    return products_of(tokens, experts, top_k, width, inner, workload["dtype"], fp8)
 
 
-def _of(workload: Workload, fp8: bool = False, form: Form = PLAIN) -> tuple[ManyConfig, ManyConfig]:
-    return configs(_block(workload), workload["H"], workload["F"], workload["dtype"], fp8, form)
+def described(workload: Workload, fp8: bool = False) -> str:
+    """The products that `run` launches for a workload, boxes of their weights, and whether its router waits once."""
+    products = _of(workload, fp8)
+    words = [f"{c.kernel}_s{c.stages}" for c in products] + ["router_once"] * once(workload["T"], fp8)
+    return " ".join(words + ["boxes of {} and {} rows".format(*(box_rows(c.rows) for c in products))] * (not fp8))
 
 
-def config(workload: Workload, fp8: bool = False, form: Form = FORM) -> str:
-    """The products that `run` launches for a workload, and whether its router waits once."""
-    form = form_for(form, workload["T"], _block(workload), fp8)
-    products = [f"{c.kernel}_s{c.stages}" for c in _of(workload, fp8, form)]
-    return " ".join(products + ["router_once"] * form.router_once)
-
-
-def sources_of(block: int, width: int, inner: int, dtype: str, form: Form = FORM) -> tuple[CudaSource, ...]:
-    """Of both products as `form` goes in blocks of so many rows."""
-    return tuple(source(each) for each in configs(block, width, inner, dtype, form=form_for(form, ONCE_TOKENS, block)))
+def sources_of(block: int, width: int, inner: int, dtype: str) -> tuple[CudaSource, ...]:
+    """Of both W4A16 products in blocks of so many rows, behind router_once.cu."""
+    return tuple(source(each) for each in configs(block, width, inner, dtype, even=True))
 
 
 CUDA_SOURCES = (
     *(each for block in BLOCKS for each in sources_of(block, 2048, 512, "bf16")),
     *sources_of(96, 2816, 704, "bf16"),
     *sources_of(64, 2048, 512, "fp16"),
-    *(source(c) for block in BLOCKS for c in configs(block, 2048, 512, "bf16", True)),
+    *(source(c) for c in configs(96, 2048, 512, "bf16")),  # behind router.cu
+    *(source(c) for block in BLOCKS for c in configs(block, 2048, 512, "bf16", fp8=True)),
     *(once_source(256, "bf16", block, block > BLOCKS[0]) for block in BLOCKS),
     *(router_source(256, "bf16", block, 32) for block in (32, 96)),
     sum_source(2048, "bf16"),
@@ -378,8 +367,8 @@ CUDA_SOURCES = (
 CANDIDATES = tuple(
     Candidate(
         name, precision, functools.partial(run, fp8=fp8), Needs(capability=(9, 0), packages=("cupy",)),
-        prepare=functools.partial(prepare, fp8=fp8), refuses=refuses, config=functools.partial(config, fp8=fp8),
-        work=functools.partial(work, fp8=fp8),
+        prepare=functools.partial(prepare, fp8=fp8), refuses=functools.partial(refuses, fp8=fp8),
+        config=functools.partial(described, fp8=fp8), work=functools.partial(work, fp8=fp8),
     )
     for name, precision, fp8 in (
         ("cuda_experts_many", PRECISION, False), ("cuda_experts_many_w4a8", W4A8, True),

@@ -16,13 +16,14 @@
 // FP8: x and h are e4m3 with a scale a row (nvfp4's quantise_e4m3.cu), weights w4a8_tiles.py's with one a weight row, and
 // a stage is 128 k. The tensor cores' sums keep about 14 bits and are not promoted.
 //
+// Weights that are not FP8 are row_tiles.py's, as experts.cu has them: a stage of them is a box of 16 row tiles by one of k,
+// or two of 8. There a CTA of the second product asks for its first stages of weights while the first product ends, which
+// lets it start when that is safe. In blocks of 32 rows products have 16, 24 or 32 columns, and while the router runs each
+// CTA of the first product prefetches into L2 the stages of weights that its part is likely to begin with.
+//
 // Macros: KERNEL (name), X_BF16 0/1, GATED 0/1, FP8 0/1, ROWS (of weights: 2 INNER, or WIDTH), K, BLOCK_M 32/64/96,
-// STAGES. Where they are given (cuda_many.py's Form): WIDE 1, 96 columns are one product and not two; EVEN 1, blocks stand
-// by their width (router_once.cu's BY_WIDTH) and CTAs share what they cost; FINE 1, of blocks of 32 rows, products have
-// 16, 24 or 32 columns; EARLY 1: where not GATED, a CTA asks for its first stages of weights while the launch ahead ends;
-// GATED, the launch behind starts when that is safe. PREFETCH 1, GATED: while the router runs, each CTA prefetches into L2
-// the stages of weights that its part is likely to begin with. ONE_LAYOUT 1: weights are row_tiles.py's, as experts_teams.cu
-// has them, and a stage of them is a box of 16 row tiles by one of k, or two of 8.
+// STAGES, EVEN 0/1 (0 where it is not given: blocks stand by their width, router_once.cu's BY_WIDTH, and CTAs share what
+// they cost).
 #include "nvfp4/gemm_operand.cuh"
 #include "nvfp4/w4a8_operand.cuh"
 #include "sm90/epilogue.cuh"
@@ -32,31 +33,17 @@
 #ifndef EVEN
 #define EVEN 0
 #endif
-#ifndef FINE
-#define FINE 0
-#endif
-#ifndef WIDE
-#define WIDE 0
-#endif
-#ifndef EARLY
-#define EARLY 0
-#endif
-#ifndef PREFETCH
-#define PREFETCH 0
-#endif
-#ifndef ONE_LAYOUT
-#define ONE_LAYOUT 0
-#endif
-static_assert(!(ONE_LAYOUT && FP8), "row_tiles.py has NVFP4");
-static_assert(!PREFETCH || GATED, "the router's launch is ahead of the first product's");
-static_assert(!(EARLY && FP8), "there a quantiser is between the products");
-static_assert(!FINE || (BLOCK_M == 32 && !FP8), "of more columns ptxas serialises the wgmmas (C7512)");
+#define PREFETCH (GATED && !FP8 && BLOCK_M == 32)
+static_assert(!(EVEN && FP8), "costs are those of W4A16's stages");
+static_assert(FP8 || (ROWS % 16 == 0 && K % 64 == 0), "whole tiles: a box has no expert's end in it along k");
 
 constexpr int BLOCK_N = 256, HALF_N = 128, CONSUMERS = 2, PRODUCERS = 4, THREADS = 128 * (CONSUMERS + 1);
-constexpr int K_BLOCKS = (K + 255) / 256 * (FP8 ? 2 : 4);  // stages; gemm_tiles.py and w4a8_tiles.py pad so
+constexpr int K_BLOCKS = FP8 ? (K + 255) / 256 * 2 : K / 64;  // stages; w4a8_tiles.py pads so
 constexpr int ROW_TILES = (ROWS + BLOCK_N - 1) / BLOCK_N, LAST_HALF = (ROWS + HALF_N - 1) / HALF_N - 1;
-// Of 64 tokens, or of all where WIDE; of a thread's sums of one.
-constexpr int GROUPS = BLOCK_M > 64 && !WIDE ? 2 : 1, ACC = WIDE || BLOCK_M < 64 ? BLOCK_M / 2 : 32;
+constexpr bool EARLY = !FP8;                  // with FP8 a quantiser is between the products
+constexpr bool FINE = BLOCK_M == 32 && !FP8;  // of more columns ptxas serialises the wgmmas (C7512)
+// Of 64 tokens, or of all; of a thread's sums of one.
+constexpr int GROUPS = BLOCK_M > 64 && FP8 ? 2 : 1, ACC = !FP8 || BLOCK_M < 64 ? BLOCK_M / 2 : 32;
 constexpr int SLICE = 32, FEATURES = GATED ? HALF_N / 2 : HALF_N, OUT_COLUMNS = GATED ? ROWS / 2 : ROWS;
 // A stage is told of when LAG more are asked for, which takes as many empty ones: with STAGES - 2 the producers wait for
 // the stage that the consumers have just left, and these for the producers.
@@ -72,9 +59,9 @@ constexpr int EPILOGUE = 1;                              // named barriers, one 
 constexpr int PART_FLOATS = 128 * 2 * GROUPS * ACC;      // of one warpgroup
 constexpr int ROWS_OF_LANE = BLOCK_M / (4 * PRODUCERS);  // of a stage: a quarter of a warp copies a row
 
-// Of a stage's weights where ONE_LAYOUT: two where one would go on into the next expert.
+// Of a stage's weights that are not FP8: two where one would go on into the next expert.
 constexpr int BOXES = LAST_HALF % 2 ? 1 : 2;
-constexpr int K_TILES = (K + 63) / 64, OF_EXPERT = (ROWS + 15) / 16;  // row_tiles.py's tiles along K, and an expert's
+constexpr int OF_EXPERT = (ROWS + 15) / 16;  // row tiles of an expert
 
 template <int N>
 struct Count {
@@ -123,45 +110,30 @@ DEVICE const unsigned char* half_of(const unsigned char* w, int expert, int row_
 // if each expert had one of so many blocks, the shared one's behind theirs. blocks: 0 where that is no good guess.
 DEVICE void prefetch_weights(const unsigned char* w, int experts, int blocks, int worker, int workers, int lane) {
     constexpr int OF_BLOCK = ROW_TILES * K_BLOCKS, STAGES_AHEAD = 24;
-    const int at = stream_k_partition(blocks * OF_BLOCK, workers).begin(worker) + lane;
-    if (lane >= STAGES_AHEAD || at >= blocks * OF_BLOCK) return;
-    const int expert = min(at / OF_BLOCK, experts), row_tile = at % OF_BLOCK / K_BLOCKS, k = at % K_BLOCKS;
-    if constexpr (ONE_LAYOUT) {
-        // A stage is 16 pieces of what lies side by side along k, so a lane has a row tile: of its k, what these stages take.
-        const int first = stream_k_partition(blocks * OF_BLOCK, workers).begin(worker), from = first % K_BLOCKS;
-        const int of = first % OF_BLOCK / K_BLOCKS * 16 + lane, count = min(STAGES_AHEAD, K_TILES - from);
-        if (lane < 16 && of < OF_EXPERT && count > 0) {
-            const size_t tile = (static_cast<size_t>(min(first / OF_BLOCK, experts)) * OF_EXPERT + of) * K_TILES + from;
-            tma_prefetch_1d(w + tile * TILE_BYTES, count * TILE_BYTES);
-        }
-        return;
-    }
-    for (int half = 0; half < 2; half++) tma_prefetch_1d(half_of(w, expert, row_tile, half) + k * W_BYTES, W_BYTES);
+    const int first = stream_k_partition(blocks * OF_BLOCK, workers).begin(worker), from = first % K_BLOCKS;
+    // A stage is 16 pieces of what lies side by side along k, so a lane has a row tile: of its k, what these stages take.
+    const int of = first % OF_BLOCK / K_BLOCKS * 16 + lane, count = min(STAGES_AHEAD, K_BLOCKS - from);
+    if (first >= blocks * OF_BLOCK || lane >= 16 || of >= OF_EXPERT) return;
+    const size_t tile = (static_cast<size_t>(min(first / OF_BLOCK, experts)) * OF_EXPERT + of) * K_BLOCKS + from;
+    tma_prefetch_1d(w + tile * TILE_BYTES, count * TILE_BYTES);
 }
 
 // By one thread: asks for a stage's weights.
-DEVICE void load_weights(u32 to, const unsigned char* w, const TensorMap* w_map, int expert, int row_tile, int k,
-                         u32 barrier) {
-    if constexpr (ONE_LAYOUT) {
-        if constexpr (BOXES == 1) {
-            tma_load_words(to, w_map, k * (TILE_BYTES / 8), expert * OF_EXPERT + 16 * row_tile, barrier);
-        } else {
-            for (int half = 0; half < 2; half++) {
-                const int of = expert * OF_EXPERT + 8 * min(2 * row_tile + half, LAST_HALF);
-                tma_load_words(to + half * W_BYTES, w_map, k * (TILE_BYTES / 8), of, barrier);
-            }
-        }
+DEVICE void load_weights(u32 to, const TensorMap* w_map, int expert, int row_tile, int k, u32 barrier) {
+    if constexpr (BOXES == 1) {
+        tma_load_words(to, w_map, k * (TILE_BYTES / 8), expert * OF_EXPERT + 16 * row_tile, barrier);
     } else {
         for (int half = 0; half < 2; half++) {
-            tma_load_1d(to + half * W_BYTES, half_of(w, expert, row_tile, half) + k * W_BYTES, W_BYTES, barrier);
+            const int of = expert * OF_EXPERT + 8 * min(2 * row_tile + half, LAST_HALF);
+            tma_load_words(to + half * W_BYTES, w_map, k * (TILE_BYTES / 8), of, barrier);
         }
     }
 }
 
 // By one thread: asks for a CTA's first weights, one for each stage of the ring. Returns how many.
 template <class Pipe, class Partition>
-DEVICE int load_first(const Pipe& pipeline, const unsigned char* w, const TensorMap* w_map, const uint2* blocks,
-                      const Partition& partition, int worker, int workers, int tiles, u32 ring) {
+DEVICE int load_first(const Pipe& pipeline, const TensorMap* w_map, const uint2* blocks, const Partition& partition,
+                      int worker, int workers, int tiles, u32 ring) {
     typename Pipe::State to;
     int asked = 0;
     for (StreamKScheduler work(partition, worker, workers, tiles, K_BLOCKS, 0); work.valid(); work.next()) {
@@ -169,7 +141,7 @@ DEVICE int load_first(const Pipe& pipeline, const unsigned char* w, const Tensor
         for (int k = work.iter_begin; k < work.iter_end; k++, asked++) {
             if (asked == STAGES) return asked;
             pipeline.producer_expect(to, 2 * W_BYTES);
-            load_weights(ring + 2 * to.stage * W_BYTES, w, w_map, expert, work.tile % ROW_TILES, k,
+            load_weights(ring + 2 * to.stage * W_BYTES, w_map, expert, work.tile % ROW_TILES, k,
                          pipeline.full(to.stage));
             to.advance();
         }
@@ -189,8 +161,8 @@ DEVICE void multiply_by(float (&sums)[COUNT], const u32* a, u64 b) {
 }
 
 // x: GATED: [tokens, K], else h [rows, K], with x_scale and K padded where FP8; tensor_scale is float32 [experts,
-// weight rows up to 128] then. w: [experts, rows by 128, K_BLOCKS, 8, 576], gemm_tiles.py's, or [experts, OF_EXPERT,
-// K_TILES, 576] where ONE_LAYOUT, and w_map_ its boxes. rows, blocks, state: the router's. out: [rows, OUT_COLUMNS], of
+// weight rows up to 128] then. w: [experts, OF_EXPERT, K_BLOCKS, 576] and w_map_ its boxes, or w4a8_tiles.py's [experts, rows
+// by 128, K_BLOCKS, 8, 1152] where FP8. rows, blocks, state: the router's. out: [rows, OUT_COLUMNS], of
 // x's type where GATED, else fp16. parts: [CTAs, 2, PART_FLOATS]. flags: zeros, [CTAs, 2]. experts, even_blocks: see
 // prefetch_weights.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -200,12 +172,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
            ,
            int experts, int even_blocks
 #endif
-#if ONE_LAYOUT
+#if !FP8
            ,
            const __grid_constant__ TensorMap w_map_
 #endif
     ) {
-#if ONE_LAYOUT
+#if !FP8
     const TensorMap* const w_map = &w_map_;
 #else
     const TensorMap* const w_map = nullptr;
@@ -241,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (ASK && threadIdx.x == 128 * CONSUMERS) {
         const auto read = [](const u32* at) { return ld_acquire(at); };
         const int tiles = read(state) * ROW_TILES;
-        asked = load_first(pipeline, w, w_map, blocks, shares(tiles, read), worker, workers, tiles, base + W);
+        asked = load_first(pipeline, w_map, blocks, shares(tiles, read), worker, workers, tiles, base + W);
     }
     wait_on_dependent_grids();
     if (EARLY && GATED) launch_dependent_grids();
@@ -273,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 for (int i = 0; i < ROWS_OF_LANE; i++) {
                     const int row = block.start + min(first + 16 * i, count - 1);
                     const u32 at = GATED ? ldg32(rows + row) : row;
-                    from[i] = at * (FP8 ? 8 * K_BLOCKS : K / 8) + piece;
+                    from[i] = at * 8 * K_BLOCKS + piece;
                 }
             }
             const unsigned char* halves[2];
@@ -283,8 +255,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 pipeline.producer_acquire(state_);
                 if (warp == 0 && lane == 0 && (!ASK || issued >= asked)) {
                     pipeline.producer_expect(state_, 2 * W_BYTES);
-                    if constexpr (ONE_LAYOUT) {
-                        load_weights(base + W + 2 * state_.stage * W_BYTES, w, w_map, block.expert, row_tile, k,
+                    if constexpr (!FP8) {
+                        load_weights(base + W + 2 * state_.stage * W_BYTES, w_map, block.expert, row_tile, k,
                                      pipeline.full(state_.stage));
                     } else {
 #pragma unroll
@@ -294,12 +266,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                         }
                     }
                 }
-                const bool inside = FP8 || K % 256 == 0 || 64 * k + 8 * piece < K;
 #pragma unroll
                 for (int i = 0; i < ROWS_OF_LANE; i++) {
                     if (first + 16 * i < count) {
                         cp_async_16(to + state_.stage * X_BYTES + 2048 * i,
-                                    x + (inside ? 16 * (static_cast<size_t>(from[i]) + 8 * k) : 0), inside);
+                                    x + 16 * (static_cast<size_t>(from[i]) + 8 * k), true);
                     }
                 }
                 cp_async_commit();
@@ -381,7 +352,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 if (BLOCK_M == 64 || count <= 64) {
                     multiply(Count<64>{}, Count<0>{}, stages);
                 } else if constexpr (BLOCK_M == 96) {
-                    multiply(Count<WIDE ? 96 : 64>{}, Count<WIDE ? 0 : 32>{}, stages);
+                    multiply(Count<FP8 ? 64 : 96>{}, Count<FP8 ? 32 : 0>{}, stages);
                 }
             }
 #pragma unroll

@@ -3,10 +3,10 @@
     layer = ops.Layer(weights, top_k=8, tokens=(1, 4096))      # weights: by the names in this package's docstring
     y = torch.compile(layer)(x, logits)                        # logits [T, E] float32: the router's product is yours
 
-Which candidate a number of tokens gets, the family's router says when the experts are packed. Candidates keep weights
-in layouts of their own, so a module has one copy for each that its range of tokens needs: narrow `tokens` where that is
-too much. Scratch is as large as the most tokens of a candidate need and is shared by all modules of one shape on a
-device: launches on one stream follow each other. A module that runs on a second stream at the same time is given
+Which candidate a number of tokens gets, the family's router says when the experts are packed. cuda_experts and
+cuda_experts_many read one copy of the weights; others keep a copy of their own: narrow `tokens` where that is too much.
+Scratch is as large as the most tokens of a candidate need and is shared by all modules of one shape on a device:
+launches on one stream follow each other. A module that runs on a second stream at the same time is given
 `workspace=nvfp4.ops.Workspace()` of its own.
 """
 
@@ -27,6 +27,7 @@ FAMILY = "moe"
 EXACT = "nvfp4-w4a16"
 LADDER = tuple(1 << power for power in range(17))  # numbers of tokens that are asked for
 MOVING = ("x", "logits")
+ROW_TILES = "row tiles"  # the layout that both kernels in CUDA C++ read
 
 
 def _call(
@@ -111,10 +112,10 @@ class Layer(torch.nn.Module):
         self.plans = operators.Plans()
         shape = (self.experts, top_k, self.width, inner, shared)
         chosen = segments(*shape, dtype, up.device, tokens)
-        packed = {}
+        packed, copies = {}, dict[str, Tensors]()
         for name, last in {name: last for last, name in chosen}.items():  # once, for the most tokens of each
             x = torch.empty(last, self.width, dtype=dtype, device="meta")
-            packed[name] = _packed(given, name, x, shape, workspace)
+            packed[name] = _packed(given, name, x, shape, workspace, copies)
         self.parts += [(last, *packed[name]) for last, name in chosen]
 
     def forward(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
@@ -143,18 +144,28 @@ class Layer(torch.nn.Module):
 
 
 def _packed(
-    weights: Tensors, name: str, x: torch.Tensor, shape: tuple[int, ...], workspace: Workspace
+    weights: Tensors,
+    name: str,
+    x: torch.Tensor,
+    shape: tuple[int, ...],
+    workspace: Workspace,
+    copies: dict[str, Tensors],
 ) -> tuple[str, list[torch.Tensor], list[torch.Tensor]]:
-    """The route, and its operands and scratch, for up to len(x) tokens."""
+    """The route, and its operands and scratch, for up to len(x) tokens; `copies` has weights made before."""
     place = weights["down_packed"].device
     if name == operators.REFERENCE:
         made, scratch = dict(weights), operators.scratch_of({}, place)
     else:
         from kernels.moe import cuda_experts, cuda_many
 
-        made = dict(
-            operators.candidates(FAMILY, torch.cuda.get_device_capability(place))[name].prepare(weights | {"x": x})
-        )
+        of_one_layout = {"cuda_experts": cuda_experts, "cuda_experts_many": cuda_many}.get(name)
+        if of_one_layout:
+            if ROW_TILES not in copies:
+                copies[ROW_TILES] = cuda_experts.weights(weights, x.dtype)
+            made = copies[ROW_TILES] | of_one_layout.scratch(*cuda_experts.sizes(weights | {"x": x}))
+        else:
+            candidate = operators.candidates(FAMILY, torch.cuda.get_device_capability(place))[name]
+            made = dict(candidate.prepare(weights | {"x": x}))
         names = {*cuda_experts.SCRATCH, *cuda_many.SCRATCH}
         scratch = {key: made.pop(key) for key in sorted(names) if key in made}
         scratch = operators.scratch_of(workspace.at_least(f"{name} {shape} {x.dtype}", scratch), place)

@@ -1,14 +1,9 @@
-// What a token's logits say: its experts and their weights, by a warp. Of both routers, and of experts_teams.cu where it
-// routes for itself, so that all choose and weigh alike to the bit.
+// What a token's logits say: its experts and their weights, by a warp. Of both routers, and of experts.cu where it routes
+// for itself, so that all choose and weigh alike to the bit.
 //
-// Macros: X_BF16 0/1 (type of x), EXPERTS. PICK_TREE 0/1 (0 where it is not given; controls/cuda_levers.py): a lane's
-// largest by a tree, and whose it is beside the ballot, not ahead of it.
+// Macros: X_BF16 0/1 (type of x), EXPERTS.
 #pragma once
 #include "sm90/ptx.cuh"
-
-#ifndef PICK_TREE
-#define PICK_TREE 0
-#endif
 
 constexpr int VALUES = (EXPERTS + 31) / 32;  // a lane's logits; and words of a token's mask
 constexpr u32 ALL = 0xFFFFFFFFu;
@@ -34,20 +29,6 @@ DEVICE u32 pick(const float* logits, uint2* pairs, int token, int chosen, int to
         keys[i] = e < EXPERTS ? in_order(__float_as_uint(ldg_float(at))) : 0;
     }
     for (int j = 0; j < top_k; j++) {
-#if PICK_TREE
-        u32 most_of[VALUES], equal = 0;
-#pragma unroll
-        for (int i = 0; i < VALUES; i++) most_of[i] = keys[i];
-#pragma unroll
-        for (int by = 1; by < VALUES; by *= 2) {
-#pragma unroll
-            for (int i = 0; i + by < VALUES; i += 2 * by) most_of[i] = max(most_of[i], most_of[i + by]);
-        }
-        const u32 best = most_of[0], most = warp_max(best);
-#pragma unroll
-        for (int i = 0; i < VALUES; i++) equal |= (keys[i] == most) << i;
-        const int which = __ffs(equal) - 1;  // of the leader alone
-#else
         u32 best = 0;
         int which = 0;
 #pragma unroll
@@ -55,7 +36,6 @@ DEVICE u32 pick(const float* logits, uint2* pairs, int token, int chosen, int to
             if (keys[i] > best) best = keys[i], which = i;
         }
         const u32 most = warp_max(best);
-#endif
         const int leader = __ffs(warp_ballot(best == most)) - 1;
         const int e = 32 * __shfl_sync(ALL, which, leader) + leader;
         if (lane == leader) taken |= 1u << which;

@@ -1,4 +1,4 @@
-// router.cu's MANY with one wait of the whole grid instead of two, for up to 2,048 tokens: the same lists.
+// router.cu with one wait of the whole grid instead of two, for up to 2,048 tokens: the same lists.
 //
 //   every block   a warp a token chooses; which of its 32 tokens each expert has goes to memory as a word; then the grid
 //                 meets, and the shared expert's weights are made while it does
@@ -10,24 +10,19 @@
 //
 // Macros: KERNEL (name), X_BF16 0/1 (type of x), EXPERTS, BLOCK_TOKENS, BY_WIDTH 0/1 (0 where it is not given): the list
 // has blocks of up to 32 rows first, then of up to 64, then the others, and says how many, for experts_many.cu's EVEN.
-// FEW 0/1 (0 where it is not given): for experts_teams.cu and experts.cu, eight tokens a block or a warp for
-// every 32 experts; what that counts in is set to zero, and nobody asks where a pair's row lies.
-// DEAL 0/1 (0 where it is not given): blocks from `routers` on choose nothing; they copy x as experts_teams.cu multiplies
-// it where DEALT.
+// FEW 0/1 (0 where it is not given): for experts.cu, eight tokens a block or a warp for every 32 experts; what that counts in
+// is set to zero, and nobody asks where a pair's row lies. Blocks from `routers` on choose nothing: they copy x in the order
+// that experts.cu multiplies.
 #include "pick.cuh"
-
-#ifndef DEAL
-#define DEAL 0
-#endif
-#if DEAL
-#include "nvfp4/gemm_operand.cuh"
-#endif
 
 #ifndef BY_WIDTH
 #define BY_WIDTH 0
 #endif
 #ifndef FEW
 #define FEW 0
+#endif
+#if FEW
+#include "nvfp4/gemm_operand.cuh"
 #endif
 constexpr int WIDTHS = BY_WIDTH ? BLOCK_TOKENS / 32 : 1;  // kinds of blocks
 static_assert(FEW ? !BY_WIDTH : BLOCK_TOKENS % 32 == 0, "a kind for every 32 rows");
@@ -43,11 +38,12 @@ static_assert(EXPERTS <= THREADS, "an expert a thread");
 
 // As router.cu's. masks: [blocks, EXPERTS]. state: [9] the number of blocks, three words of router.cu's, which of the two
 // counters behind it this launch takes, and those; BY_WIDTH: how many blocks have up to 32 rows, and up to 64.
-// FEW: state as router.cu's of few tokens; back: [3] which counter, and the two.
+// FEW: state: [2 + counters] the number of blocks, a zero, and what experts.cu counts in; back: [3] which counter, and the
+// two. dealt: [tokens, width].
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     KERNEL(const float* logits, const unsigned char* x, const unsigned char* shared_gate, uint2* pairs, u32* masks,
            uint2* rows, uint2* blocks, u32* state, int tokens, int width, int top_k, int counters, u32* back
-#if DEAL
+#if FEW
            ,
            unsigned char* dealt, int routers
 #endif
@@ -59,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     u32* const taken_by = members + EXPERTS;              // [TOKENS, VALUES]
     u32* const of_warps = taken_by + TOKENS * VALUES;     // [1 + WIDTHS, VALUES]
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, e = threadIdx.x;
-#if DEAL
+#if FEW
     const int grid = routers;
 #else
     const int grid = gridDim.x;
@@ -69,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int token = first_token + warp;
     u32* const turns = FEW ? back : state;
     launch_dependent_grids();
-#if DEAL
+#if FEW
     if (static_cast<int>(blockIdx.x) >= routers) {
         // Eight k a thread; words of eight threads lie side by side. `width` is whole tiles of 64 k, so rows are no matter.
         const int piece = (blockIdx.x - routers) * THREADS + threadIdx.x;

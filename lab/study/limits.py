@@ -77,10 +77,15 @@ def limits(card: phases.Card, device: str) -> list[Limit]:
         own = [(r, us) for r, us in timed if r.workload_id == workload and r.name == card.candidate]
         if not own or not known.knows(own[-1][0].pipe):
             continue
-        ours, ours_us = max(own, key=lambda pair: pair[0].run)
-        rivals = [(r, us) for r, us in timed if (r.workload_id, r.run) == (workload, ours.run) and r.name in peers]
-        alike = [(r, us) for r, us in rivals if ours.precision != WIDE or r.precision == WIDE]
-        rival, rival_us = min(alike, key=lambda pair: pair[1], default=(None, None))
+        own.sort(key=lambda pair: pair[0].run)
+        beside: dict[str, list[tuple[Measurement, float]]] = {}
+        for r, us in timed:
+            if r.workload_id == workload and r.name in peers and (own[-1][0].precision != WIDE or r.precision == WIDE):
+                beside.setdefault(r.run, []).append((r, us))
+        # A newer run that had no rival beside the same launch does not take an older one's place.
+        same = [pair for pair in own if pair[0].config == own[-1][0].config and pair[0].run in beside]
+        ours, ours_us = (same or own)[-1]
+        rival, rival_us = min(beside.get(ours.run, ()), key=lambda pair: pair[1], default=(None, None))
         found.append(Limit(card.id, workload, ours, ours_us, rival, rival_us, roofline.of_row(known, ours).floor_us))
     return found
 

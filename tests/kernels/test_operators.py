@@ -23,6 +23,7 @@ from kernels.kv import format as kv_format
 from kernels.kv import ops as kv_ops
 from kernels.kv.reference import reference as kv_reference
 from kernels.moe import cases as moe_cases
+from kernels.moe import cuda_experts
 from kernels.moe import ops as moe_ops
 from kernels.moe.reference import reference as moe_reference
 from kernels.nvfp4 import cases as nvfp4_cases
@@ -233,6 +234,20 @@ def test_a_mixture_is_packed_once_for_each_kernel(monkeypatch: pytest.MonkeyPatc
     layer = moe_ops.Layer(moe_cases.inputs(MIXTURE, 0, "cpu"), top_k=2, tokens=(1, 9))
     assert packed == [("a", 9), ("b", 2)]
     assert [(last, route) for last, route, *_ in layer.parts] == [(1, "a"), (2, "b"), (9, "a")]
+
+
+def test_both_kernels_of_a_mixture_share_a_copy_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 1 to 4096 tokens one copy does. Scratch stays apart: what must be zero of it differs."""
+    monkeypatch.setattr(moe_ops, "segments", lambda *_: ((128, "cuda_experts"), (4096, "cuda_experts_many")))
+    layer = moe_ops.Layer(moe_cases.inputs(MIXTURE, 0, "cpu"), top_k=2, workspace=nvfp4_ops.Workspace())
+    found = []
+    for _, route, operands, scratch in layer.parts:
+        names = route.split()[1:]
+        found.append({n: t.data_ptr() for n, t in zip(names, (*operands, *scratch), strict=True) if t.numel()})
+    few, many = found
+    for name in few.keys() & many.keys():
+        assert (few[name] == many[name]) == (name in cuda_experts.WEIGHTS), name
+    assert few.keys() & many.keys() > {"up", "down", "up_scale", "down_scale", "shared_gate", "state", "h"}
 
 
 def test_wrong_experts_and_logits_are_refused() -> None:
@@ -574,11 +589,11 @@ def test_a_mixtures_launches_are_planned(monkeypatch: pytest.MonkeyPatch) -> Non
     """One of few tokens, else two. Its Python runs once: no torch operator in it, and every pointer is known, that of
     no shared expert too.
     """
-    cuda_experts = pytest.importorskip("kernels.moe.cuda_experts")
     monkeypatch.setattr(cuda_experts.hopper, "multiprocessors", lambda device: 132)
     run, driver, ran, launched = counted(cuda_experts.run)
     able = candidate(run)
-    for workload, launches in zip((*moe_cases.WORKLOADS[:2], MIXTURE), (1, 1, 2), strict=True):
+    few = [moe_cases._workload(1, 8, 2, 64, 64), moe_cases._workload(2, 8, 2, 64, 128, shared=64)]
+    for workload, launches in zip((*few, MIXTURE), (1, 1, 2), strict=True):
         inputs = moe_cases.inputs(workload, 0)
         kept = cuda_experts.prepare(inputs)
         between = {name: kept.pop(name) for name in cuda_experts.SCRATCH}

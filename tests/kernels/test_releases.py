@@ -19,8 +19,6 @@ from kernels import cuda
 from kernels.gdn import cuda_scan, cuda_segments, cuda_segments_in_scan
 from kernels.kv import cuda_decode as kv_decode
 from kernels.moe import cuda_experts, cuda_many
-from kernels.moe.controls import cuda_levers as moe_levers
-from kernels.moe.controls import cuda_many_levers, cuda_one
 from kernels.nvfp4 import cuda_decode, cuda_gemm, cuda_w4a8, ring_config
 from tests.kernels import sass
 from tests.kernels.sass import Instruction, unfinished_at_releases
@@ -29,10 +27,6 @@ MORE_RINGS: tuple[tuple[int, str, dict[str, Any]], ...] = (
     (8, "bf16", {"pdl": True}),
     (8, "bf16", {"cluster": 1}),
     (12, "fp16", {}),
-)
-ONE_FEW, ONE_MANY = (
-    [s for s in cuda_one.CUDA_SOURCES if s.path == path and re.search(r"bf16.*_(h|n|k)2048_", s.kernels[0])]
-    for path in (cuda_experts.TEAMS_SOURCE, cuda_many.SOURCE)
 )
 SOURCES = {
     "ring": [
@@ -44,8 +38,8 @@ SOURCES = {
     "scan": cuda_scan.CUDA_SOURCES,
     "segments": (*cuda_segments.CUDA_SOURCES, *cuda_segments_in_scan.CUDA_SOURCES),
     "kv": kv_decode.CUDA_SOURCES,
-    "experts": tuple(dict.fromkeys((*cuda_experts.CUDA_SOURCES, *moe_levers.CUDA_SOURCES, *ONE_FEW))),
-    "experts_many": tuple(dict.fromkeys((*cuda_many.CUDA_SOURCES, *cuda_many_levers.CUDA_SOURCES, *ONE_MANY))),
+    "experts": cuda_experts.CUDA_SOURCES,
+    "experts_many": cuda_many.CUDA_SOURCES,
 }
 FREE = "SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R2+URZ], RZ"
 

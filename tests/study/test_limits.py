@@ -44,12 +44,18 @@ def test_the_fastest_rival_of_the_newest_run_with_a_correct_row_of_ours_counts(m
     assert point.times_as_fast is not None
     beside = [r for r in rows if r.run == point.ours.run and r.workload_id == workload]
     faster = structs.replace(point.rival, median_us=point.rival_us / 2)
+    alone = [structs.replace(r, run="9998") for r in beside if r.name == point.ours.name]
     newer = [structs.replace(r, run="9999") for r in beside]
     wrong = [structs.replace(r, status="incorrect") if r.name == point.ours.name else r for r in newer]
     monkeypatch.setattr(store, "rows", lambda *_: [*rows, *wrong])
     assert found()[workload].ours.run == point.ours.run  # the newer run's row of ours is wrong
     monkeypatch.setattr(store, "rows", lambda *_: [*rows, *newer])
     assert found()[workload].ours.run == "9999"
+    monkeypatch.setattr(store, "rows", lambda *_: [*rows, *alone])
+    assert found()[workload].ours.run == point.ours.run  # the newer run has no rival
+    other = [structs.replace(r, config="another launch") for r in alone]
+    monkeypatch.setattr(store, "rows", lambda *_: [*rows, *other])
+    assert (found()[workload].ours.run, found()[workload].rival) == ("9998", None)
     monkeypatch.setattr(store, "rows", lambda *_: [*rows, faster])
     assert found()[workload].times_as_fast == pytest.approx(point.times_as_fast / 2)
 

@@ -342,8 +342,8 @@ def test_a_page_says_which_noise_floor_its_verdict_used() -> None:
     placed = "2 % over placements, whose interval holds the noise of both arms"
     one = "max(2 %, 3 sigma of the control)"
     assert floor("moe-lp5-small-m", "h100") == placed
-    assert floor("ik4-kernel", "h200") == f"{one} for rows of one placement"
-    assert floor("q8-paths", "h200") == f"{placed}; {one} for rows of one placement"
+    assert floor("kv-ragged", "h200") == f"{one} for rows of one placement"
+    assert floor("gdn-decode-limit", "h200") == f"{placed}; {one} for rows of one placement"
     recorded = verdicts.judge_recorded([phases.card("p5")])[0]
     assert plain(pages.View(phases.card("p5"), recorded).noise_floor) == one
     assert plain(pages.unmeasured(phases.card("p6-room")).noise_floor) == f"{placed}; {one} for rows of one placement"

@@ -138,13 +138,16 @@ def delta_rule(
             (s * torch.rsqrt(s.square().sum(-1, keepdim=True) + L2_EPS)).repeat_interleave(heads_v // heads_k, dim=2)
             for s in (q, k)
         )
-        now = state[held].float()
+        # Heads of all sequences as one axis: the plain part's products but more of them, so each one's sums are in its
+        # order on every processor. With an axis more, of one sequence, einsum orders its product's operands otherwise.
+        now = state[held].flatten(0, 1).float()
+        q, k, v = (x.flatten(1, 2) for x in (q, k, v))
         for t, at_t in enumerate(tokens):
-            now = now * decay[at_t]
-            update = beta[at_t] * (v[t] - torch.einsum("nhkv,nhk->nhv", now, k[t]))
-            now = now + torch.einsum("nhk,nhv->nhkv", k[t], update)
-            o[at_t] = (torch.einsum("nhkv,nhk->nhv", now, q[t]) * dim**-0.5).to(o.dtype)
-        state[held] = now.to(state.dtype)
+            now = now * decay[at_t].flatten(0, 1)
+            update = beta[at_t].flatten(0, 1) * (v[t] - torch.einsum("hkv,hk->hv", now, k[t]))
+            now = now + torch.einsum("hk,hv->hkv", k[t], update)
+            o[at_t] = (torch.einsum("hkv,hk->hv", now, q[t]) * dim**-0.5).to(o.dtype).unflatten(0, (-1, heads_v))
+        state[held] = now.to(state.dtype).unflatten(0, (-1, heads_v))
     return o
 
 

@@ -9,13 +9,11 @@ import re
 import statistics
 import sys
 import time
-from typing import Any
 
 import torch
 
 from kernels.common import Candidate, Tensors
 from kernels.moe import cases, cuda_experts, cuda_many
-from kernels.moe.controls import cuda_levers
 from kernels.moe.reference import reference
 from lab.check.accuracy import compare
 from tests.kernels.replayed import replay_us, require_gpu
@@ -41,7 +39,7 @@ def kernels(graph: torch.cuda.CUDAGraph) -> str:
         torch.cuda.synchronize()
     found: dict[str, float] = {}
     for event in profile.events():
-        name = re.sub(r"moe_(router\w*?|teams\d|experts|many_up|many_down|sum)_.*", r"\1", event.name)
+        name = re.sub(r"moe_(router\w*?|experts|many_up|many_down|sum)_.*", r"\1", event.name)
         found[name] = found.get(name, 0.0) + event.device_time / CALLS
     return ", ".join(f"{name[:40]} {time:.1f}" for name, time in found.items())
 
@@ -52,7 +50,7 @@ def main(*words: str) -> None:
     began = time.monotonic()
     names = tuple(word for word in words if not word.isdigit())
     weights: Tensors = {}
-    every: tuple[Any, ...] = (*cuda_experts.CANDIDATES, *cuda_many.CANDIDATES, *cuda_levers.CANDIDATES)
+    every: tuple[Candidate, ...] = (*cuda_experts.CANDIDATES, *cuda_many.CANDIDATES)
     for tokens in [int(word) for word in words if word.isdigit()] or TOKENS:
         workload = cases._35b(tokens)
         weights = weights or cases.inputs(workload, 1, "cuda")

@@ -13,10 +13,7 @@ import torch
 
 from kernels.common import Workload
 from kernels.moe import cases, cuda_experts, cuda_many
-from kernels.moe.controls import cuda_many_levers, cuda_one
-from kernels.moe.controls.cuda_many_levers import FORMS
 from kernels.moe.cost import block_sizes, cost
-from kernels.moe.cuda_many import FORM, ONE_LAYOUT, PLAIN, Form
 from kernels.moe.reference import reference, routed
 from lab.check import aot_worker, families
 from lab.check.accuracy import compare
@@ -46,9 +43,8 @@ NOTE = """
   static const unsigned char* weights;
   weights = w;
   on_prefetch = [](const void* from, u32 bytes) {
-    const u32 unit = ONE_LAYOUT ? TILE_BYTES : W_BYTES;
-    if (bytes % unit || bytes > (ONE_LAYOUT ? 24 : 1) * unit || prefetches + 24 > 4096) stop("no part of a stage");
-    for (u32 at = 0; at < bytes; at += unit) offsets[prefetches++] = (const unsigned char*)from + at - weights;
+    if (bytes % TILE_BYTES || bytes > 24 * TILE_BYTES || prefetches + 24 > 4096) stop("no part of a stage");
+    for (u32 at = 0; at < bytes; at += TILE_BYTES) offsets[prefetches++] = (const unsigned char*)from + at - weights;
   };
 """
 PARAMETERS = {
@@ -72,15 +68,17 @@ def of_rows(workload: Workload, count: int) -> Workload:
 def on_cpu(source: Any, change: Change = UNCHANGED) -> StandIn:
     parameters = PARAMETERS[source.path.name]
     names = ", ".join(each.split()[-1].strip("*") for each in parameters.split(","))
-    if "-DPREFETCH=1" in source.options:
+    product = source.path == cuda_many.SOURCE
+    prefetches = product and {"-DGATED=1", "-DFP8=0", "-DBLOCK_M=32"} <= set(source.options)
+    if prefetches:
         parameters += ", int experts, int even_blocks"
         names += ", experts, even_blocks"
-    if "-DONE_LAYOUT=1" in source.options:
+    if product and "-DFP8=0" in source.options:
         parameters += ", unsigned char* map, int map_rows, int map_words, int box_rows, int box_words"
         names += ", TensorMap{map, map_rows, map_words, box_rows, box_words}"
     at_once = 1 if source.path.name == "quantise_e4m3.cu" else "grid"  # its static shared memory is one for all
     entry = LAUNCH.format(parameters=parameters, names=names, at_once=at_once)
-    if "-DPREFETCH=1" in source.options:
+    if prefetches:
         entry = PREFETCHED + entry.replace("  static std::function", NOTE + "  static std::function")
     return built(source.path, entry, change, options=source.options)
 
@@ -107,9 +105,7 @@ class Simulated:
         kernel.simulated(*given, *map(ctypes.c_int, (*grid, threads, shared, self.seed)))
 
 
-def right(
-    simulated: Simulated, workload: Workload, seeds: int = 2, fp8: bool = False, form: Form = FORM
-) -> bool:  # fmt: skip
+def right(simulated: Simulated, workload: Workload, seeds: int = 2, fp8: bool = False) -> bool:
     """Whether y is within tolerance and the same to the bit for every order of threads and in a second call."""
     given = cases.inputs(workload, 1)
     for name in given:
@@ -117,15 +113,13 @@ def right(
             given[name].view(-1)[::5] = 0
     wanted, precision = reference(given)["y"], cuda_many.W4A8 if fp8 else cuda_many.PRECISION
     limit = cases.tolerance(workload, precision)["y"]
-    one = ONE_LAYOUT in form.switches
-    kept = cuda_one.prepare_many(given) if one else cuda_many.prepare(given, fp8)
-    kept |= {name: given[name] for name in cases.ACTIVATIONS}
+    kept = cuda_many.prepare(given, fp8) | {name: given[name] for name in cases.ACTIVATIONS}
     kept["h"].fill_(float("nan")), kept["given"].fill_(float("nan"))
     first = None
     for seed in range(seeds):
         simulated.seed = seed
         out = cases.outputs(workload, given)
-        cuda_many.run(kept, out, fp8, form)
+        cuda_many.run(kept, out, fp8)
         first = out["y"] if first is None else first
         if not (compare("y", out["y"], wanted, limit).ok and torch.equal(first, out["y"])):
             return False
@@ -143,17 +137,21 @@ def sees(
     return not unless_stopped(lambda: right(simulated, workload, seeds, **how))
 
 
-OF_FEW = cases._workload(60, 6, 2, 272, 80)  # 14 to 25 rows an expert
+OF_FEW = cases._workload(60, 6, 2, 320, 128)  # 14 to 25 rows an expert
+OF_ALL_WIDTHS = cases._workload(130, 6, 2, 576, 192, "one", shared=192)  # blocks of about 26, 34 and 96 rows
 SHAPES = pytest.mark.parametrize(
     ("workload", "workers", "block"),
     [
-        (BY_ID["t2_e8_k2_h80_f48_s32_bf16"], 3, 32),
+        (cases._workload(2, 8, 2, 64, 128, shared=64), 3, 32),
         (BY_ID["t17_e8_k2_h128_f64_one_s64_bf16"], 5, 32),
-        (BY_ID["t63_e5_k3_h64_f80_bf16"], 4, 64),
-        (BY_ID["t75_e32_k8_h80_f32_zipf_bf16"], 2, 32),
-        (cases._workload(130, 3, 2, 528, 144, "one", shared=144), 6, 96),
-        (cases._workload(100, 2, 1, 272, 80, dtype="fp16"), 7, 96),
+        (BY_ID["t63_e5_k3_h192_f128_fp16"], 4, 64),
+        (cases._workload(75, 32, 8, 64, 64, "zipf"), 2, 32),
+        (OF_ALL_WIDTHS, 6, 96),
+        (OF_ALL_WIDTHS, 13, 96),
+        (cases._workload(100, 2, 1, 320, 128, dtype="fp16"), 7, 96),
         (OF_FEW, 7, 32),
+        (cases._workload(40, 6, 2, 320, 192), 2, 32),
+        (cases._workload(70, 3, 2, 512, 128, shared=128), 7, 32),
     ],
     ids=lambda w: getattr(w, "id", str(w)),
 )
@@ -163,36 +161,31 @@ SHAPES = pytest.mark.parametrize(
 @SHAPES
 @pytest.mark.parametrize("fp8", [False, True], ids=["w4a16", "w4a8"])
 def test_the_kernels_run_on_a_cpu(monkeypatch, workload, workers, block, fp8):
-    """Blocks of one to 96 rows, tiles that two and more workers share, weight rows that do not fill a tile."""
+    """Blocks of one to 96 rows, tiles that two and more workers share, k that fills no 256, weight rows that fill no
+    256 or no 128, and rows that fill boxes of 256.
+    """
     assert right(Simulated(monkeypatch, workers, block), workload, fp8=fp8)
 
 
 @needs_compiler
-@SHAPES
-@pytest.mark.parametrize("name", FORMS)
-def test_every_form_runs_on_a_cpu(monkeypatch, workload, workers, block, name):
-    """The same shapes: products of the columns that blocks have, CTAs that share what these cost."""
-    assert right(Simulated(monkeypatch, workers, block), workload, form=FORMS[name])
-
-
-ONE_LAYOUTS = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("workload", "workers", "block"),
     [
-        (cases._workload(60, 6, 2, 320, 128, shared=64), 7, 32),
-        (cases._workload(40, 6, 2, 320, 192), 2, 32),
-        (cases._workload(130, 6, 2, 576, 192, "one", shared=192), 13, 96),
-        (cases._workload(100, 2, 1, 320, 128, dtype="fp16"), 7, 64),
-        (cases._workload(70, 3, 2, 512, 128, shared=128), 7, 32),
+        (BY_ID["t2_e8_k2_h80_f48_s32_bf16"], 3, 32),
+        (cases._workload(130, 3, 2, 528, 144, "one", shared=144), 6, 96),
+        (cases._workload(100, 2, 1, 272, 80, dtype="fp16"), 7, 96),
     ],
     ids=lambda w: getattr(w, "id", str(w)),
 )
+def test_w4a8_takes_any_whole_scale_groups(monkeypatch, workload, workers, block):
+    assert right(Simulated(monkeypatch, workers, block), workload, fp8=True)
 
 
 @needs_compiler
-@ONE_LAYOUTS
-def test_the_one_layout_runs_on_a_cpu(monkeypatch, workload, workers, block):
-    """k that fills no 256, weight rows that fill no 256 or no 128, and rows that fill boxes of 256."""
-    assert right(Simulated(monkeypatch, workers, block), workload, form=cuda_one.MANY)
+def test_more_tokens_than_one_wait_is_for_run_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind router.cu, whose blocks are not by width."""
+    monkeypatch.setattr(cuda_many, "ONCE_TOKENS", 100)
+    assert right(Simulated(monkeypatch, 7, 96), OF_ALL_WIDTHS)
 
 
 @needs_compiler
@@ -208,7 +201,7 @@ def test_the_one_layout_runs_on_a_cpu(monkeypatch, workload, workers, block):
 def test_the_simulation_sees_mistakes_in_boxes_of_weights(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
     whole = "16 * row_tile" in change[0]  # of both products, or of neither
     workload = cases._workload(130, 6, 2, *((512, 128) if whole else (576, 192)), "one", shared=64)
-    assert sees(monkeypatch, change, 13, 96, workload, form=cuda_one.MANY)
+    assert sees(monkeypatch, change, 13, 96, workload)
 
 
 @needs_compiler
@@ -224,17 +217,13 @@ def test_the_simulation_sees_mistakes_in_boxes_of_weights(monkeypatch: pytest.Mo
         ("peer <= worker + peers", "peer < worker + peers"),
         ("GATED ? ldg32(rows + row) : row;", "GATED ? ldg32(rows + row) ^ 1 : row;"),
         ("static_cast<size_t>(from[i]) + 8 * k", "static_cast<size_t>(from[i]) + 4 * k"),
-        ("min(2 * row_tile + half, LAST_HALF)", "2 * row_tile"),
         ("(token - s) * OUT_STRIDE", "token * OUT_STRIDE"),
         ("piece ^ first % 8", "piece"),
     ],
 )
 def test_the_simulation_sees_mistakes_in_the_products(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
-    workload = cases._workload(130, 3, 2, 528, 144, "one", shared=144)
-    assert sees(monkeypatch, change, 7, 96, workload, 3, form=PLAIN)
-
-
-EARLY_FORM = FORMS["experts_many_early_prefetch"]
+    of_w4a8 = "64 * 128 / 16" in change[0]  # in two products
+    assert sees(monkeypatch, change, 7, 96, OF_ALL_WIDTHS, 3, fp8=of_w4a8)
 
 
 @needs_compiler
@@ -251,61 +240,38 @@ EARLY_FORM = FORMS["experts_many_early_prefetch"]
 def test_the_simulation_sees_mistakes_in_what_is_asked_for_early(monkeypatch, block: int, change: Change) -> None:
     workload = OF_FEW if block == 32 else OF_ALL_WIDTHS
     workers = 2 if block == 32 else 7  # of two, each has more than a ring of stages
-    assert sees(monkeypatch, change, workers, block, workload, 3, form=EARLY_FORM)
+    assert sees(monkeypatch, change, workers, block, workload, 3)
 
 
 def prefetched(
-    monkeypatch: pytest.MonkeyPatch, tokens: int, shared: int = 144, change: Change = UNCHANGED
+    monkeypatch: pytest.MonkeyPatch, tokens: int, shared: int = 192, change: Change = UNCHANGED
 ) -> tuple[list[int], list[int]]:
-    """What the first product asks for ahead, and what its 5 CTAs begin with: bytes from the weights on."""
+    """What the first product asks for ahead, and what its 5 CTAs begin with: bytes from the weights on.
+
+    Of its first stage's 16 row tiles as many tiles along k as a CTA has stages of.
+    """
     simulated = Simulated(monkeypatch, 5, 32)
     simulated.changes = {cuda_many.SOURCE: change}
-    workload = cases._workload(tokens, 6, 2, 528, 144, shared=shared)
-    assert right(simulated, workload, 1, form=EARLY_FORM)
-    (up, _) = cuda_many.configs(32, 528, 144, "bf16", form=cuda_many.form_for(EARLY_FORM, tokens, 32))
-    kernel = on_cpu(cuda_many.source(up), change)
-    found = (ctypes.c_longlong * 4096)()
-    count = kernel.prefetched(found)
-    # Blocks in the order of experts, each of up to 32 rows: rows of two halves a tile, and of 288 weight rows a third.
-    half, k_blocks, row_tiles, last = 8 * 576, 12, 2, 2
-    of_expert, line = row_tiles * k_blocks, (6 + (shared > 0) * -(-tokens // 32)) * row_tiles * k_blocks
-    wanted = []
-    for worker in range(5):
-        begin = worker * (line // 5) + min(worker, line % 5)
-        for at in range(begin, min(begin + 24, line)):
-            expert, tile, k = min(at // of_expert, 6), at % of_expert // k_blocks, at % k_blocks
-            wanted += [((expert * (last + 1) + min(2 * tile + side, last)) * k_blocks + k) * half for side in (0, 1)]
-    return sorted(found[:count]), sorted(wanted)
-
-
-@needs_compiler
-@pytest.mark.parametrize("shared", [144, 0])
-def test_what_is_prefetched_is_what_each_worker_begins_with(monkeypatch: pytest.MonkeyPatch, shared: int) -> None:
-    found, wanted = prefetched(monkeypatch, 40, shared)
-    assert found == wanted
-
-
-@needs_compiler
-@pytest.mark.parametrize(
-    "change", [UNCHANGED, ("% OF_BLOCK / K_BLOCKS * 16 + lane", "% OF_BLOCK / K_BLOCKS * 8 + lane")]
-)
-def test_what_is_prefetched_of_the_one_layout_is_what_each_worker_begins_with(monkeypatch, change: Change) -> None:
-    """As many tiles along k of each of its first stage's 16 row tiles."""
-    simulated = Simulated(monkeypatch, 5, 32)
-    simulated.changes = {cuda_many.SOURCE: change}
-    assert right(simulated, cases._workload(40, 6, 2, 576, 192, shared=192), 1, form=cuda_one.MANY)
-    source, _ = cuda_many.sources_of(32, 576, 192, "bf16", cuda_one.MANY)
+    assert right(simulated, cases._workload(tokens, 6, 2, 576, 192, shared=shared), 1)
+    source, _ = cuda_many.sources_of(32, 576, 192, "bf16")
     found = (ctypes.c_longlong * 4096)()
     count = on_cpu(source, change).prefetched(found)
-    of_expert, k_tiles, k_blocks, line = 24, 9, 12, 8 * 2 * 12  # of 384 weight rows and 576 k; six experts, two blocks
-    wanted = set()
+    # Of 384 weight rows and 576 k. Blocks in the order of experts, each of up to 32 rows.
+    of_expert, k_blocks, line = 24, 9, (6 + (shared > 0) * -(-tokens // 32)) * 2 * 9
+    wanted = []
     for worker in range(5):
         at = worker * (line // 5) + min(worker, line % 5)
         expert, tile, k = min(at // (2 * k_blocks), 6), at % (2 * k_blocks) // k_blocks, at % k_blocks
         rows = range(16 * tile, min(16 * tile + 16, of_expert))
-        wanted |= {((expert * of_expert + r) * k_tiles + i) * 576 for r in rows for i in range(k, k_tiles)}
-    assert (set(found[:count]) == wanted) == (change == UNCHANGED)
-    assert change != UNCHANGED or count == len(wanted)
+        wanted += [((expert * of_expert + r) * k_blocks + i) * 576 for r in rows for i in range(k, k_blocks)]
+    return sorted(found[:count]), sorted(wanted)
+
+
+@needs_compiler
+@pytest.mark.parametrize("shared", [192, 0])
+def test_what_is_prefetched_is_what_each_worker_begins_with(monkeypatch: pytest.MonkeyPatch, shared: int) -> None:
+    found, wanted = prefetched(monkeypatch, 40, shared)
+    assert found == wanted
 
 
 @needs_compiler
@@ -317,17 +283,15 @@ def test_nothing_is_prefetched_where_experts_may_have_no_rows(monkeypatch: pytes
 @pytest.mark.parametrize(
     "change",
     [
-        ("row_tile = at % OF_BLOCK / K_BLOCKS", "row_tile = at / K_BLOCKS"),
-        ("min(at / OF_BLOCK, experts)", "min(at / OF_BLOCK, experts - 1)"),
-        (".begin(worker) + lane;", ".begin(0) + lane;"),
+        ("% OF_BLOCK / K_BLOCKS * 16 + lane", "% OF_BLOCK / K_BLOCKS * 8 + lane"),
+        ("min(first / OF_BLOCK, experts)", "min(first / OF_BLOCK, experts - 1)"),
+        (".begin(worker), from", ".begin(0), from"),
+        ("count * TILE_BYTES);", "TILE_BYTES);"),
     ],
 )
 def test_a_mistake_in_what_is_prefetched_is_seen(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
     found, wanted = prefetched(monkeypatch, 40, change=change)
     assert found != wanted
-
-
-OF_ALL_WIDTHS = cases._workload(130, 6, 2, 528, 144, "one", shared=144)  # blocks of about 26, 34 and 96 rows
 
 
 @needs_compiler
@@ -336,20 +300,14 @@ OF_ALL_WIDTHS = cases._workload(130, 6, 2, 528, 144, "one", shared=144)  # block
     [
         (32, ("count <= 16", "count <= 26")),
         (32, ("count <= 24", "count <= 32")),
-        (96, ("multiply(Count<WIDE ? 96 : 64>{}", "multiply(Count<WIDE ? 80 : 64>{}")),
+        (96, ("multiply(Count<FP8 ? 64 : 96>{}", "multiply(Count<FP8 ? 64 : 80>{}")),
         (96, ("BLOCK_M == 64 || count <= 64", "BLOCK_M == 64 || count <= 96")),
         (96, (": &acc[half][0][(s + i) / 2]", ": &acc[half][0][s / 2]")),
     ],
 )
 def test_the_simulation_sees_mistakes_in_columns(monkeypatch: pytest.MonkeyPatch, block: int, change: Change) -> None:
     workload = OF_FEW if block == 32 else OF_ALL_WIDTHS
-    assert sees(monkeypatch, change, 7, block, workload, 3, form=FORMS["experts_many_shares_fine"])
-
-
-@needs_compiler
-@pytest.mark.parametrize("workers", [5, 13])
-def test_what_is_shared_by_cost_is_done_once(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
-    assert right(Simulated(monkeypatch, workers, 96), OF_ALL_WIDTHS, form=FORMS["experts_many_shares"])
+    assert sees(monkeypatch, change, 7, block, workload, 3)
 
 
 @needs_compiler
@@ -361,14 +319,14 @@ def test_what_is_shared_by_cost_is_done_once(monkeypatch: pytest.MonkeyPatch, wo
     ],
 )
 def test_the_simulation_sees_mistakes_in_shares_by_cost(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
-    assert sees(monkeypatch, change, 13, 96, OF_ALL_WIDTHS, form=FORMS["experts_many_shares"])
+    assert sees(monkeypatch, change, 16, 96, OF_ALL_WIDTHS)
 
 
 @needs_compiler
 @pytest.mark.parametrize(
     "change",
     [
-        ("at * (FP8 ? 8 * K_BLOCKS", "at * (FP8 ? 4 * K_BLOCKS"),
+        ("from[i] = at * 8 * K_BLOCKS", "from[i] = at * 4 * K_BLOCKS"),
         ("ldg32(rows + at_row) :", "(ldg32(rows + at_row) ^ 1) :"),
         ("scale[half][p % 2]", "scale[half][1 - p % 2]"),
         ("8 * (e / 2) + 2 * (lane % 4)", "8 * (e / 2)"),
@@ -489,7 +447,7 @@ def test_the_simulation_sees_mistakes_in_the_router_of_one_wait(
     monkeypatch: pytest.MonkeyPatch, change: Change
 ) -> None:
     simulated = Simulated(monkeypatch, 4, 64)
-    simulated.changes = {cuda_many.ONCE_SOURCE: change}
+    simulated.changes = {cuda_experts.ONCE_SOURCE: change}
     assert not unless_stopped(lambda: _routed(simulated, 600, 600, 3, 64, "zipf", True, True))
 
 
@@ -507,7 +465,7 @@ def test_the_simulation_sees_mistakes_in_the_router_of_one_wait(
 )
 def test_the_simulation_sees_mistakes_in_the_router_of_many(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
     simulated = Simulated(monkeypatch, 4, 64)
-    simulated.changes = {cuda_experts.ROUTER_SOURCE: change}
+    simulated.changes = {cuda_many.ROUTER_SOURCE: change}
     assert not unless_stopped(lambda: _routed(simulated, 140, 40, 5, 64, "zipf"))
 
 
@@ -520,33 +478,28 @@ def test_a_block_holds_an_experts_rows_where_routing_is_even(tokens: int, block:
 
 
 @pytest.mark.parametrize(("tokens", "words"), [
-    (257, "router_once"), (512, "router_once"), (1024, "wide even router_once"), (2048, "wide even router_once"),
-    (2049, "wide"),
+    (257, "router_once"), (512, "router_once"), (1024, "even router_once"), (2048, "even router_once"), (2049, ""),
 ])  # fmt: skip
 def test_shares_go_by_cost_where_blocks_differ_in_width(tokens: int, words: str) -> None:
-    """Else the launches are experts_many_router_once's, and beyond its tokens no list is by width."""
+    """And no list is by width beyond the tokens of router_once.cu."""
     workload = of_rows(BY_ID["t512_e256_k8_h2048_f512_s512"], tokens)
-    of = {name: cuda_many.config(workload, form=form) for name, form in FORMS.items()}
-    found = re.findall("wide|even|router_once", of["experts_many_shares"])
-    assert sorted(set(found)) == sorted(words.split())
-    assert (of["experts_many_shares"] == of["experts_many_router_once"]) == (tokens <= 512)
-    assert ("fine" in of["experts_many_shares_fine"]) == (tokens <= 512)
+    assert sorted(set(re.findall("even|router_once", cuda_many.described(workload)))) == sorted(words.split())
+    assert not re.findall("even|router_once", cuda_many.described(workload, fp8=True))
 
 
 @pytest.mark.parametrize(("axis", "value", "word"), [
-    ("T", 20000, "parts"), ("H", 88, "16"), ("shared", 600, "linear"), ("experts", 2000, "1024"),
+    ("T", 20000, "parts"), ("H", 80, "64"), ("shared", 600, "linear"), ("experts", 2000, "1024"),
 ])  # fmt: skip
 def test_what_the_kernels_cannot_hold_is_refused(axis: str, value: int, word: str) -> None:
     axes: dict[str, int | str] = dict(BY_ID["t512_e256_k8_h2048_f512_s512"].axes)
     candidate = cuda_many.CANDIDATES[0]
     assert candidate.refuses(Workload("", axes)) == ""
     assert word in candidate.refuses(Workload("", axes | {axis: value}))
+    assert "16" in cuda_many.refuses(Workload("", axes | {"H": 88}), fp8=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "source", [*cuda_many.CUDA_SOURCES, *cuda_many_levers.CUDA_SOURCES], ids=lambda s: s.kernels[0]
-)
+@pytest.mark.parametrize("source", cuda_many.CUDA_SOURCES, ids=lambda s: s.kernels[0])
 def test_sources_compile_without_spills(source: Any) -> None:
     (row,) = aot_worker.compile_cuda(source, 90)
     assert (row["status"], row["spill_bytes"], row["fits"]) == ("ok", 0, True), row
@@ -561,7 +514,7 @@ def test_sources_compile_without_spills(source: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
-    [s for s in (*cuda_many.CUDA_SOURCES, *cuda_many_levers.CUDA_SOURCES) if s.path == cuda_many.SOURCE],
+    [s for s in cuda_many.CUDA_SOURCES if s.path == cuda_many.SOURCE],
     ids=lambda s: s.kernels[0],
 )
 def test_a_half_is_decoded_while_the_others_products_run(source: Any) -> None:
@@ -578,7 +531,7 @@ def test_a_half_is_decoded_while_the_others_products_run(source: Any) -> None:
 def test_scratch_of_many_tokens_serves_fewer(monkeypatch: pytest.MonkeyPatch, fp8: bool) -> None:
     """As a layer keeps it: 70 tokens, then 9 behind them in what those have left, then 70 again."""
     Simulated(monkeypatch, 3, 32)
-    workload = cases._workload(70, 5, 2, 80, 48, shared=32)
+    workload = cases._workload(70, 5, 2, 128, 64, shared=64)
     given = cases.inputs(workload, 1)
     kept = cuda_many.prepare(given, fp8)
     for count in (70, 9, 70):
@@ -661,4 +614,4 @@ def test_the_router_has_room_for_a_block_s_masks(experts: int) -> None:
     """A word of 32 experts for each of 32 tokens lies where a word an expert does later; of few experts it is more."""
     for warps in (8, 32):
         behind = warps + 1 + experts  # totals of the warps and a flag, and where each expert's rows begin
-        assert cuda_experts.router_shared_bytes(experts, warps) >= 4 * (behind + 32 * -(-experts // 32))
+        assert cuda_many.router_shared_bytes(experts, warps) >= 4 * (behind + 32 * -(-experts // 32))

@@ -15,48 +15,26 @@ import pytest
 import torch
 
 from kernels.common import Workload
-from kernels.moe import cases, cuda_experts, cuda_many
-from kernels.moe.controls import cuda_levers
+from kernels.moe import cases, cuda_experts
 from kernels.moe.reference import reference
 from lab.check.accuracy import compare
 from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, built
 
 BY_ID = {w.id: w for w in cases.WORKLOADS}
-FP16 = cases._workload(63, 5, 3, 192, 128, dtype="fp16")
-EARLY_WORDS = ("first == 2", "i += 32", "<< i")
-EARLY = ("COUNTERS_BESIDE", "PICK_TREE", "SHORT_LINE")  # what the arm experts_early sets
-AHEAD = cuda_experts.AHEAD
+ONE = cases._workload(1, 8, 2, 64, 64)
+TWO = cases._workload(2, 8, 2, 64, 128, shared=64)
+ZIPF = cases._workload(8, 16, 4, 64, 64, "zipf", dtype="fp16")
+SEVERAL = BY_ID["t17_e8_k2_h128_f64_one_s64_bf16"]
+FP16 = BY_ID["t63_e5_k3_h192_f128_fp16"]
+MANY = cases._workload(75, 32, 8, 64, 64, "zipf")
 ROUTER_ENTRY = """
-struct Arguments {
-  const float* logits; const unsigned char *x, *gate; uint2* pairs; u32* masks; uint2 *rows, *blocks; u32* state;
-  int tokens, width, top_k, counters;
-} given;
-static void entry() {
-  KERNEL(given.logits, given.x, given.gate, given.pairs, given.masks, given.rows, given.blocks, given.state,
-         given.tokens, given.width, given.top_k, given.counters);
-}
 extern "C" void simulated(const float* logits, const unsigned char* x, const unsigned char* gate, uint2* pairs,
                           u32* masks, uint2* rows, uint2* blocks, u32* state, int tokens, int width, int top_k,
-                          int counters, int grid, int threads, int bytes, int seed) {
-  given = {logits, x, gate, pairs, masks, rows, blocks, state, tokens, width, top_k, counters};
-  if (threads != THREADS) why_stopped = "other threads than the kernel's";
-  else launch_on_cpu({{grid, 1, 1}, THREADS, 1, 1, (u32)bytes, seed}, entry);
-}
-"""
-ONCE_ENTRY = """
-#if DEAL
-#define DEALS unsigned char *dealt, int routers,
-#define DEALT_TO , dealt, routers
-#else
-#define DEALS
-#define DEALT_TO
-#endif
-extern "C" void simulated(const float* logits, const unsigned char* x, const unsigned char* gate, uint2* pairs,
-                          u32* masks, uint2* rows, uint2* blocks, u32* state, int tokens, int width, int top_k,
-                          int counters, u32* turns, DEALS int grid, int threads, int bytes, int seed) {
+                          int counters, u32* turns, unsigned char* dealt, int routers, int grid, int threads,
+                          int bytes, int seed) {
   static std::function<void()> call;
   call = [=] {
-    KERNEL(logits, x, gate, pairs, masks, rows, blocks, state, tokens, width, top_k, counters, turns DEALT_TO);
+    KERNEL(logits, x, gate, pairs, masks, rows, blocks, state, tokens, width, top_k, counters, turns, dealt, routers);
   };
   if (threads != THREADS) why_stopped = "other threads than the kernel's";
   else launch_on_cpu({.grid = {grid, 1, 1}, .threads = THREADS, .at_once = grid, .shared_bytes = (u32)bytes,
@@ -122,27 +100,29 @@ extern "C" void simulated(const unsigned char* x, const unsigned char* up, const
 """
 
 
-ONE_ROUTED = {"one_layout": True, "routed": True}
-
-
 @functools.cache
 def on_cpu(source: Any, change: Change = UNCHANGED) -> StandIn:
-    entry = ROUTER_ENTRY if source.path == cuda_experts.ROUTER_SOURCE else EXPERTS_ENTRY
-    entry = ROUTED_ENTRY if "-DROUTED=1" in source.options else entry
-    entry = ONCE_ENTRY if source.path == cuda_many.ONCE_SOURCE else entry
+    entry = ROUTED_ENTRY if "-DROUTED=1" in source.options else EXPERTS_ENTRY
+    entry = ROUTER_ENTRY if source.path == cuda_experts.ONCE_SOURCE else entry
     return built(source.path, entry, change, options=source.options)
 
 
 class Simulated:
-    """cuda_experts.run on the stand-in: `launch` and `load` of kernels.cuda, each of its sources with a change."""
+    """cuda_experts.run on the stand-in: `launch` and `load` of kernels.cuda, each of its sources with a change.
+
+    levers: of the configuration, by default one team with two stages of h and a router's launch ahead of it.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, sms: int, **levers: Any) -> None:
-        self.seed, self.one_layout = 0, bool(levers.get("one_layout"))
+        self.seed = 0
         self.changes: dict[Path, Change] = {}
-        choose = cuda_levers.one_team
+        plain = {"teams": 1, "routed": False, "h_stages": 2, "h_rows": 0, "prefetch": 0, "most_tokens": 8, "x_rows": 0}
+        if levers.get("routed"):
+            levers = {"x_rows": levers.get("most_tokens", 8)} | levers
 
-        def config_of(tokens: int, width: int, inner: int, dtype: str, device: Any, _: Any = None) -> Any:
-            return replace(choose(tokens, width, inner, dtype, sms), **levers)
+        def config_of(tokens: int, width: int, inner: int, dtype: str, device: Any) -> Any:
+            chosen = cuda_experts.choose_config(tokens, width, inner, dtype, sms)
+            return replace(chosen, **plain | {"round_items": 24} | levers)
 
         monkeypatch.setattr(cuda_experts, "configured", config_of)
         monkeypatch.setattr(cuda_experts.cuda, "load", self.load)
@@ -155,7 +135,7 @@ class Simulated:
 
     def launch(self, kernel: StandIn, grid: Any, threads: int, arguments: Any, shared: int, programmatic=False) -> None:
         arguments = tuple(arguments)
-        gate = 6 if len(arguments) == 16 else 2  # of experts_teams.cu that routes, and of router.cu
+        gate = 6 if len(arguments) == 16 else 2  # of experts.cu that routes, and of router_once.cu
         given = [
             ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else ctypes.c_void_p() if i == gate else a
             for i, a in enumerate(arguments)
@@ -170,7 +150,7 @@ def right(simulated: Simulated, workload: Workload, seeds: int = 2) -> bool:
         if name.endswith("_scale") and given[name].dtype == torch.uint8:
             given[name].view(-1)[::5] = 0
     wanted, limit = reference(given)["y"], cases.tolerance(workload, cuda_experts.PRECISION)["y"]
-    kept = cuda_experts.prepare(given, one_layout=simulated.one_layout)
+    kept = cuda_experts.prepare(given)
     kept |= {name: given[name] for name in cases.ACTIVATIONS}
     first = None
     for seed in range(seeds):
