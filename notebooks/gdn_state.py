@@ -142,8 +142,8 @@ plans = [(name, str(order), x.kind, len(x.sequences), str(x.lengths), str(x.slot
 show(pd.DataFrame(plans, columns=["batch", "sequence of each token", "launch", "n_seqs", "tokens", "slots"]))
 
 # %% [markdown]
-# **IK4: what one sequence pays** for the call that serves any number: less than the line of 1 %, by little, and by one
-# placement a run.
+# **IK4: what one sequence pays** for the call that serves any number: nothing that eight placements could tell, where
+# the line is 1 %.
 
 # %%
 phase("ik4-kernel").at_the_line(DEVICE)

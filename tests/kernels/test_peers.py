@@ -22,14 +22,18 @@ from lab.check import families
 from tests.kernels.peer_layouts import marlin_codes, marlin_scales
 
 # Import names of every library that an adapter may use, and what a user sees of them in a skip.
-LIBRARIES = ("vllm", "fla", "einops", "flashinfer", "humming", "quack", "cutlass", "deep_gemm", "triton_kernels")
+LIBRARIES = (
+    "vllm", "fla", "einops", "flash_qla", "tilelang", "flashinfer", "humming", "quack", "cutlass", "deep_gemm",
+    "triton_kernels",
+)  # fmt: skip
 PEERS = {
     "gdn": {
-        "fla_chunk": "fla", "fla_fused_recurrent": "fla", "flashinfer_chunk": "flashinfer",
-        "vllm_packed_decode": "vllm",
+        "fla_chunk": "fla", "fla_fused_recurrent": "fla", "flash_qla_chunk": "flash_qla",
+        "flashinfer_chunk": "flashinfer", "vllm_packed_decode": "vllm",
     },
     "kv": {
         "vllm_fa3": "vllm", "vllm_fa3_fp8": "vllm", "flashinfer_bf16": "flashinfer", "flashinfer_fp8": "flashinfer",
+        "flashinfer_xqa_fp8": "flashinfer",
     },
     "moe": {
         "vllm_marlin_moe": "vllm", "humming_moe": "humming", "deep_gemm_moe": "deep_gemm",

@@ -282,6 +282,27 @@ class FlashInferWrapper:
             out[b] = attend(q[b].double(), k, v)
 
 
+def xqa(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor, out: torch.Tensor,
+    workspace: torch.Tensor, semaphores: torch.Tensor, kv_heads: int, page: int, *, q_scale: float, kv_scale: float,
+    kv_layout: str,
+) -> None:  # fmt: skip
+    """XQA on e4m3: HND pages, one query a sequence, logits by both scales and D^-0.5, o by the cache's."""
+    batch, beams, _, _ = q.shape
+    assert (beams, kv_layout, tuple(k.shape[1:3]), out.shape) == (1, "HND", (kv_heads, page), q.shape)
+    assert (lengths.dtype, tuple(lengths.shape)) == (torch.uint32, (batch, 1))
+    assert table.dtype == torch.int32
+    assert int(table.min()) >= 0
+    assert semaphores.dtype == torch.uint32
+    assert not semaphores.view(torch.int32).any()
+    assert workspace.numel() >= 1 << 20
+    for b, length in enumerate(lengths[:, 0].tolist()):
+        ids = table[b, : -(-length // page)].long()
+        keys, values = (x[ids].transpose(1, 2).flatten(0, 1)[:length].double() * kv_scale for x in (k, v))
+        rounded = q[b, 0].to(torch.float8_e4m3fn).double() * q_scale
+        out[b, 0] = attend(rounded, keys, values, round_p=True)
+
+
 def packed_decode(
     mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, rate: torch.Tensor, bias: torch.Tensor, scale: float,
     pool: torch.Tensor, out: torch.Tensor, rows: torch.Tensor, use_qk_l2norm_in_kernel: bool,
@@ -316,6 +337,16 @@ def fla_rule(
     inputs |= {"raw_qk": q} if use_qk_l2norm_in_kernel else {}
     found = families.load("gdn").reference(inputs)
     return found["o"].to(v.dtype), found["final_state"].float()
+
+
+def flash_qla_rule(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, **more: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """FlashQLA's: as fla's, for 16-bit tensors with heads of 128."""
+    assert q.dtype == k.dtype == v.dtype != torch.float32
+    assert q.shape[-1] == v.shape[-1] == 128
+    assert "cu_seqlens" not in more or more["cu_seqlens"] is None or len(q) == 1
+    return fla_rule(q, k, v, g, beta, **more)
 
 
 def flashinfer_rule(
@@ -362,6 +393,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     rules = {"chunk_gated_delta_rule": fla_rule, "fused_recurrent_gated_delta_rule": fla_rule}
     modules = {
         "flashinfer": types.SimpleNamespace(BatchDecodeWithPagedKVCacheWrapper=FlashInferWrapper),
+        "flashinfer.xqa": types.SimpleNamespace(xqa=xqa),
         "flashinfer.gdn_prefill": types.SimpleNamespace(chunk_gated_delta_rule=flashinfer_rule),
         "humming.layer": types.SimpleNamespace(HummingLayer=HummingLayer),
         "humming.tune": types.SimpleNamespace(get_heuristics_config=lambda *_, **__: {"tuned": 1}),
@@ -383,6 +415,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             )
         ),
         "fla": types.SimpleNamespace(),
+        "flash_qla": types.SimpleNamespace(chunk_gated_delta_rule=flash_qla_rule),
         "fla.ops": types.SimpleNamespace(),
         "fla.ops.gated_delta_rule": types.SimpleNamespace(**rules),
     }
@@ -402,12 +435,14 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 MIXTURES = ("vllm_marlin_moe", "humming_moe", "deep_gemm_moe", "triton_kernels_moe")
+KV = ("vllm_fa3", "vllm_fa3_fp8", "flashinfer_bf16", "flashinfer_fp8", "flashinfer_xqa_fp8")
 RUNS = [
     *checks("nvfp4", "vllm_marlin"),
     *(run for name in ("fla_chunk", "fla_fused_recurrent", "vllm_packed_decode") for run in checks("gdn", name)),
     *checks("gdn", "flashinfer_chunk"),
+    *checks("gdn", "flash_qla_chunk"),
     *(run for name in MIXTURES for run in checks("moe", name)),
-    *(run for name in ("vllm_fa3", "vllm_fa3_fp8", "flashinfer_bf16", "flashinfer_fp8") for run in checks("kv", name)),
+    *(run for name in KV for run in checks("kv", name)),
 ]
 
 
