@@ -5,8 +5,8 @@ so its blocks set up while the first one's sort, and prefetch weights where near
 asked of the host. experts.cu says how the work is shared and where sums are added.
 
 Weights are tiles of nvfp4's row_tiles.py (4.5 bits a weight), rows of gate and up alternating in eights: one copy for
-this kernel and for cuda_many.py's. The shared expert is one expert more, which has every token; where it is narrower
-than the others it is padded with zeros.
+this kernel and for cuda_many.py's. The shared expert is one expert more, which has every token. Where it is narrower
+than the others it is padded with zeros, and so are all to whole tiles of 64 (`padded_inner`).
 """
 
 from __future__ import annotations
@@ -184,9 +184,15 @@ def _pairs(tokens: int, top_k: int, shared: bool) -> int:
 
 def odd_sizes(width: int, inner: int) -> str:
     """Why the weights' layout does not take a layer, "" where it does."""
-    if width % tiles.COLS or inner % tiles.COLS:
-        return f"H={width}, F={inner}: both must be multiples of {tiles.COLS}, the k of a tile; use triton_experts"
+    if width % tiles.COLS or inner % 16:
+        words = f"must be multiples of {tiles.COLS}, the k of a tile, and of 16, a scale group; use triton_experts"
+        return f"H={width}, F={inner}: {words}"
     return ""
+
+
+def padded_inner(inner: int) -> int:
+    """An expert's width in whole tiles: the model's own along the k of the second product, zeros behind it."""
+    return _round_up(inner, tiles.COLS)
 
 
 def refuses(tokens: int, experts: int, top_k: int, width: int, inner: int, shared: int, sms: int = SMS) -> str:
@@ -199,7 +205,7 @@ def refuses(tokens: int, experts: int, top_k: int, width: int, inner: int, share
         return said
     if shared > inner:
         return f"shared={shared} > F={inner}: run the shared expert as a linear of kernels/nvfp4"
-    config = choose_config(tokens, width, inner, "bf16", sms)
+    config = choose_config(tokens, width, padded_inner(inner), "bf16", sms)
     blocks = config.blocks(tokens, top_k, experts, bool(shared))
     need = config.shared_bytes(tokens, _pairs(tokens, top_k, bool(shared)), blocks)
     if need > SHARED_BYTES or config.groups > sms:
@@ -266,7 +272,7 @@ def padded(inputs: Tensors, prefix: str, inner: int) -> tuple[tuple[str, str, tu
 
 def weights(inputs: Tensors, dtype: torch.dtype) -> Tensors:
     """The weights of every expert as tiles, the shared one behind the others, by WEIGHTS' names, for x of `dtype`."""
-    inner = 2 * inputs["down_packed"].shape[2]
+    inner = padded_inner(2 * inputs["down_packed"].shape[2])
     made: dict[str, list[torch.Tensor]] = {"up": [], "down": [], "up_scale": [], "down_scale": []}
     for prefix in ("", "shared_")[: 1 + ("shared_gate" in inputs)]:
         for name, stored, parts in padded(inputs, prefix, inner):
@@ -283,11 +289,12 @@ def prepare(inputs: Tensors) -> Tensors:
     return weights(inputs, inputs["x"].dtype) | scratch(*sizes(inputs))
 
 
-def sizes(inputs: Tensors) -> tuple[torch.Size, torch.dtype, int, int, int, bool, torch.device]:
-    """What `scratch` is asked for, of inputs with x."""
+def sizes(inputs: Tensors, whole: bool = True) -> tuple[torch.Size, torch.dtype, int, int, int, bool, torch.device]:
+    """What `scratch` is asked for, of inputs with x. whole: an expert's width in whole tiles."""
     experts, _, half = inputs["down_packed"].shape
     x, device = inputs["x"], inputs["down_packed"].device
-    return x.shape, x.dtype, experts, int(inputs["top_k"]), 2 * half, "shared_gate" in inputs, device
+    inner = padded_inner(2 * half) if whole else 2 * half
+    return x.shape, x.dtype, experts, int(inputs["top_k"]), inner, "shared_gate" in inputs, device
 
 
 def scratch(
@@ -384,7 +391,8 @@ def _refuses(workload: Workload) -> str:
 def chosen(workload: Workload, sms: int = SMS) -> ExpertsConfig:
     """What `run` launches for a workload."""
     tokens, width, inner, dtype, experts = (workload[axis] for axis in ("T", "H", "F", "dtype", "experts"))
-    return for_experts(choose_config(tokens, width, inner, dtype, sms), experts, tokens * workload["top_k"])
+    config = choose_config(tokens, width, padded_inner(inner), dtype, sms)
+    return for_experts(config, experts, tokens * workload["top_k"])
 
 
 def described(workload: Workload) -> str:

@@ -217,7 +217,7 @@ def _w4a8_weights(inputs: Tensors) -> Tensors:
 def prepare(inputs: Tensors, fp8: bool = False) -> Tensors:
     """cuda_experts' weights, or those of W4A8, and scratch for x."""
     tiled = _w4a8_weights(inputs) if fp8 else cuda_experts.weights(inputs, inputs["x"].dtype)
-    return tiled | scratch(*cuda_experts.sizes(inputs), fp8)
+    return tiled | scratch(*cuda_experts.sizes(inputs, whole=not fp8), fp8)
 
 
 def scratch(
@@ -338,6 +338,7 @@ def work(workload: Workload, sms: int, fp8: bool = False) -> Work:
 
 def _of(workload: Workload, fp8: bool = False) -> tuple[ManyConfig, ManyConfig]:
     tokens, experts, top_k, width, inner = (workload[axis] for axis in ("T", "experts", "top_k", "H", "F"))
+    inner = inner if fp8 else cuda_experts.padded_inner(inner)
     return products_of(tokens, experts, top_k, width, inner, workload["dtype"], fp8)
 
 

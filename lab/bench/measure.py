@@ -22,7 +22,7 @@ from typing import Any
 from msgspec import structs
 
 from lab.base import devices, files
-from lab.base.errors import BadInput, nearest
+from lab.base.errors import BadInput, nearest, refuse_unknown
 from lab.base.interval import PLACEMENTS
 from lab.bench import machine, sampling
 from lab.bench.comparison import GPU_BACKEND, Done, Job, Outcome
@@ -153,15 +153,20 @@ def described(family: str, workload: str = "") -> families.Launches:
     return families.launches(family, families.gpu_capability() or HOPPER, workload)
 
 
-def plan(card: phases.Card, only: Sequence[str] = (), peers: bool = False, pair: bool = False) -> list[Item]:
+def plan(
+    card: phases.Card, only: Sequence[str] = (), peers: bool = False, pair: bool = False, beside: Sequence[str] = ()
+) -> list[Item]:
     """The comparisons of a card; raises BadInput for a card that can only be replayed.
 
     only: ids of workloads; default all of the card's.
     peers: the rivals of the family too, each of them once: one that the card names is an arm already.
     pair: the control and the candidate alone; the card's others do not fit beside them on every GPU.
+    beside: of the card's others and of the rivals these alone.
     """
-    if peers and pair:
-        raise BadInput("--pair", "leaves out every arm but two", "leave out --peers or --pair")
+    if (peers or beside) and pair:
+        raise BadInput("--pair", "leaves out every arm but two", "leave out --peers and --beside, or --pair")
+    if peers and beside:
+        raise BadInput("--beside", "leaves out every rival that it does not name", "leave out --peers or --beside")
     if not card.family:
         raise BadInput(card.path, "has no family, so there is nothing to run", "replay it with `lab judge`")
     if said := card.adopted.rstrip("."):
@@ -170,6 +175,8 @@ def plan(card: phases.Card, only: Sequence[str] = (), peers: bool = False, pair:
     told = described(card.family)
     for name in (card.control, card.candidate, *card.beside):
         families.refuse_unknown(card.family, name, told.configs, told.unavailable)
+    for name in beside:
+        refuse_unknown("--beside", f"arm of {card.id} or rival", name, (*card.beside, *told.peers))
     known = {w.id: w for w in family.cases.WORKLOADS}
     chosen = [w for w in card.workloads if not only or w in only]
     wanted = [family.workload(w) for w in chosen if card.own or "=" in w or w in known]
@@ -182,10 +189,12 @@ def plan(card: phases.Card, only: Sequence[str] = (), peers: bool = False, pair:
     for workload in wanted:
         configs = described(card.family, workload.id).configs
         arms: list[tuple[Role, str]] = [("control", card.control), ("candidate", card.candidate)]
-        arms += [("candidate", name) for name in card.beside if not pair and configs[name][workload.id] is not None]
+        others = [name for name in card.beside if not pair and (not beside or name in beside)]
+        arms += [("candidate", name) for name in others if configs[name][workload.id] is not None]
+        own = {name for _, name in arms}
+        rivals = told.peers if peers else [name for name in beside if name not in card.beside]
+        arms += [("peer", name) for name in rivals if name not in own]
         if peers:
-            own = {name for _, name in arms}
-            arms += [("peer", name) for name in told.peers if name not in own]
             arms += [("peer", module) for module in told.unavailable if families.is_peer(module)]
         cost = family.cost(workload, told.precisions[card.control])
         items.append(Item(card, workload, tuple(arms), workload.id in asked, cost.bytes))

@@ -168,7 +168,7 @@ def _measured(
     for card in cards:
         try:
             place = joined.device(card, arguments.device) if joined else device.id
-            planned = measure.plan(card, arguments.workload, arguments.peers, arguments.pair)
+            planned = measure.plan(card, arguments.workload, arguments.peers, arguments.pair, arguments.beside)
         except BadInput as unfit:
             if not arguments.all:
                 raise

@@ -170,6 +170,8 @@ COMMANDS = {
         arg("--l2", choices=("cold", "warm"), help="default the card's, else cold"),
         flag("--peers", "time the installed rival libraries in the same run"),
         flag("--pair", "time the control and the candidate alone, where memory is too small for the arms beside them"),
+        several("--beside", "of the arms beside a card's two and of the rivals only this one; may be repeated",
+            metavar="ARM"),
         arg("--budget", metavar="TIME", help="stop before this is spent, e.g. 8m: most decisive first"),
         arg("--resume", nargs="?", const="", metavar="RUN", help="continue the newest run, or this one"),
         flag("--ceilings", "measure what this device can do, before the phases"),

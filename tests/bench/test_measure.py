@@ -104,10 +104,27 @@ def test_a_peer_that_the_card_names_is_timed_once(tmp_path: Path) -> None:
         assert [name for _, name in measure.plan(structs.replace(plain, beside=beside), pair=True)[0].arms] == [
             *["plain", "faster"]
         ]
-    with refused("--pair", "but two", remedy="--peers"):
-        measure.plan(plain, peers=True, pair=True)
+    for more in ({"peers": True}, {"beside": ["packs"]}):
+        with refused("--pair", "but two", remedy="--beside"):
+            measure.plan(plain, pair=True, **more)
     refused_there = structs.replace(plain, beside=("choosy",))
     assert [name for _, name in measure.plan(refused_there)[0].arms] == ["plain", "faster"]
+
+
+def test_arms_beside_are_those_that_are_named(tmp_path: Path) -> None:
+    """Of the card, and a rival that it does not name; a rival that it names is its arm."""
+    both = structs.replace(fake_bench.card(tmp_path, ("n63",)), beside=("wrong", "packs"))
+    for card, named, wanted in (
+        (both, ["wrong"], [("candidate", "wrong")]),
+        (both, ["packs"], [("candidate", "packs")]),
+        (structs.replace(both, beside=("wrong",)), ["packs"], [("peer", "packs")]),
+        (structs.replace(both, beside=("wrong",)), ["packs", "wrong"], [("candidate", "wrong"), ("peer", "packs")]),
+    ):
+        assert [*measure.plan(card, beside=named)[0].arms[2:]] == wanted
+    with refused("--beside", "pakcs", remedy='"packs"'):
+        measure.plan(both, beside=["pakcs"])
+    with refused("--beside", "does not name", remedy="--peers"):
+        measure.plan(both, beside=["packs"], peers=True)
 
 
 @over(numbered([("90s", 90), ("8m", 480), ("1h", 3600), ("1.5m", 90), (" 0s ", 0)]))

@@ -42,6 +42,8 @@ ROUTED = {**TWO_TEAMS, "routed": True}
         (SEVERAL, 8, {}),
         (FP16, 3, {"stages": 2, "round_items": 3, "h_stages": 1}),
         (MANY, 6, {}),
+        (BY_ID["t63_e5_k3_h64_f80_bf16"], 3, {}),  # padded to whole tiles
+        (cases._workload(3, 8, 2, 64, 48, shared=32), 5, ROUTED),
         (ONE, 5, TWO_TEAMS),
         (ZIPF, 4, TWO_TEAMS),
         (SEVERAL, 8, {**TWO_TEAMS, "prefetch": 2}),
@@ -258,7 +260,7 @@ def test_scratch_for_more_tokens_serves_fewer(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("axis", "value", "word"), [
-    ("T", 129, "triton_experts"), ("H", 80, "64"), ("F", 528, "64"), ("shared", 600, "linear"),
+    ("T", 129, "triton_experts"), ("H", 80, "64"), ("F", 520, "16"), ("shared", 600, "linear"),
     ("experts", 2000, "1024"), ("H", 16384, "shared memory"),
 ])  # fmt: skip
 def test_what_the_kernels_cannot_hold_is_refused(axis: str, value: int, word: str) -> None:

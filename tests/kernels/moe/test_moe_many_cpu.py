@@ -152,6 +152,7 @@ SHAPES = pytest.mark.parametrize(
         (OF_FEW, 7, 32),
         (cases._workload(40, 6, 2, 320, 192), 2, 32),
         (cases._workload(70, 3, 2, 512, 128, shared=128), 7, 32),
+        (cases._workload(63, 5, 3, 64, 80, shared=48), 4, 64),  # padded to whole tiles
     ],
     ids=lambda w: getattr(w, "id", str(w)),
 )
