@@ -109,8 +109,10 @@ def test_a_layer_with_one_thing_wrong_is_refused(how: str) -> None:
 
 
 @pytest.mark.parametrize("operand", ["x", "h"])
-def test_int8_activations_are_refused_where_16_bits_are_declared(operand: str) -> None:
-    workload = BY_ID["t63_e5_k3_h64_f80_bf16"]
+@pytest.mark.parametrize("name", ["t63_e5_k3_h64_f80_bf16", "t1_e8_k2_h64_f32_bf16"])
+def test_int8_activations_are_refused_where_16_bits_are_declared(name: str, operand: str) -> None:
+    """Of many tokens and of one, whose rms error scatters most."""
+    workload = BY_ID[name]
     given = cases.inputs(workload, 0)
 
     def int8(t: torch.Tensor) -> torch.Tensor:
@@ -118,9 +120,9 @@ def test_int8_activations_are_refused_where_16_bits_are_declared(operand: str) -
         return (t / step).round() * step
 
     rounded: Tensors = given | {"x": int8(given["x"].double())} if operand == "x" else given
-    chosen, weight = routed(given["logits"], 3)
-    y = torch.zeros(63, 64, dtype=torch.float64)
-    for t in range(63):
+    chosen, weight = routed(given["logits"], workload["top_k"])
+    y = torch.zeros(workload["T"], workload["H"], dtype=torch.float64)
+    for t in range(workload["T"]):
         for e, p in zip(chosen[t].tolist(), weight[t], strict=True):
             parts = {f"w_{part}": given[f"gate_up_{part}"][e] for part in cases.PARTS}
             gate, up = (rounded["x"][t : t + 1].double() @ weights(parts).T).chunk(2, dim=-1)
