@@ -502,9 +502,9 @@ def former(row: Measurement, name: str = "") -> str:
 
 
 def former_kernels(rows: Iterable[Measurement]) -> list[str]:
-    """One phrase for each kernel of each run that the present code would not launch again, with the workloads."""
-    found: dict[tuple[str, str, str], list[str]] = {}
+    """One phrase for each kernel that the present code would not launch again, with the workloads."""
+    found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if (why := former(row)).startswith("former"):  # without the family's library nothing can be said
-            found.setdefault((row.name, row.run, why), []).append(row.workload_id)
-    return [f"{name} of run {run} is a {why} at {', '.join(where)}" for (name, run, why), where in found.items()]
+            found.setdefault((row.name, why), []).append(row.workload_id)
+    return [f"{name} is a {why} at {', '.join(where)}" for (name, why), where in found.items()]

@@ -174,7 +174,8 @@ def judge_measured(card: Card, device_id: str) -> Judgement:
     together = card.compared
     chosen = evidence.pairs(rows, together)  # older runs answer to an older gate, workloads that left the card to none
     used = [row for workload in card.workloads for row in chosen.get(workload, ()) if row]
-    notes = [staleness(card, used), *families.former_kernels(used)]
+    former = ["an arm's code went afterwards"] if card.adopted else families.former_kernels(used)
+    notes = [staleness(card, used), *former]
     notes += [
         f"{workload}: the ratio varies by {sd_pct:.2f} % over {count} runs"
         for workload, (count, sd_pct) in evidence.between_runs(rows).items()

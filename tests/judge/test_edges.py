@@ -118,8 +118,14 @@ def test_a_former_kernel_is_judged_with_a_word_about_it(checkout: Path, monkeypa
 
     monkeypatch.setattr(families, "former", former)
     note = test_evidence.measured_at(checkout, "10:00")
-    assert "candidate_kernel of run r10:00 is a former kernel: tile 64 is 128 now at a" in note
+    assert "candidate_kernel is a former kernel: tile 64 is 128 now at a" in note
     assert "control_kernel" not in note
+
+
+def test_a_card_whose_arms_went_says_so_once() -> None:
+    note = verdicts.judge_measured(phases.card("moe-one-few"), "h200").note
+    assert "an arm's code went afterwards" in note
+    assert "former kernel" not in note
 
 
 def test_the_newest_run_is_read_whatever_the_order_of_the_file() -> None:

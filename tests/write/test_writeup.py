@@ -119,7 +119,7 @@ def test_measured_rows_are_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     # 1 GiB at the datasheet's 4.8 TB/s is 223.7 us.
     assert "| npp2048 | fused_chunk | control | 447.4 | 0.5 |  | 50% |  | 1.0e-03 | graph, cold |" in text
     assert "| npp2048 | split_pipeline | candidate | oom: out of memory |" in text
-    note = "gate changed after measuring: the rows carry another gate hash; fused_chunk of run r1 is a former workload"
+    note = "gate changed after measuring: the rows carry another gate hash; fused_chunk is a former workload"
     assert f"Note: {note}" in text
     assert verdicts.judge_measured(phases.card("p5"), "h200").verdict.word == "BLOCKED"
 
