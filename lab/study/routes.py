@@ -221,9 +221,9 @@ def _groups(asks: Router, place: str, rows: Iterable[Measurement] | None) -> Gro
     kernels = [name for name in names if name not in family.peers]
 
     def renews(row: Measurement) -> bool:
-        """Whether an arm that is gone launched what a candidate launches now: `_renewed` takes its row."""
+        """Whether an arm that is gone launched what a candidate launches now, or once did: `_renewed` asks its row."""
         gone = row.name not in family.candidates and row.config
-        return bool(gone) and any(not families.former(row, name) for name in kernels)
+        return bool(gone) and (row.config in launched or any(not families.former(row, name) for name in kernels))
 
     def usable(row: Measurement) -> bool:
         taken = row.status == "ok" and (row.name in names or renews(row)) and row.l2 == "cold" and not row.profiled
@@ -235,6 +235,7 @@ def _groups(asks: Router, place: str, rows: Iterable[Measurement] | None) -> Gro
         return (row.inputs, *sorted((a, v) for a, v in row.workload.items() if a not in (*axes, *SAME)))
 
     every = list(store.rows(place, family=asks.family) if rows is None else rows)
+    launched = {row.config for row in every if row.name in names}
     families.together(asks.family, devices.get(place).capability, (row.workload_id for row in every))
     timed = [row for row in every if usable(row)]
     contradiction(timed)
@@ -282,19 +283,23 @@ def _renewed(
     """(candidate -> row, runs added): of a former kernel the present one's row, where its run timed the former too.
 
     By whatever names of the candidate's precision: a card that changes what a candidate launches has the former launch
-    as an arm of its own, and one that asks whether it should change has what is served today.
+    as an arm of its own, and one that asks whether it should change has what is served today. Where no run has the
+    present kernel, the candidate's own newest one beside the former.
     """
     renewed, sources = dict(joined), set[str]()
     for name, old in joined.items():
         if families.former(old) != "former kernel":
             continue
-        for run in sorted(by_run, reverse=True):
-            arms = sorted(by_run[run].values(), key=lambda row: row.name != name)  # its own name first
-            present = [row for row in arms if row.precision == old.precision and not families.former(row, name)]
-            if present and any(row.config == old.config and _apart(row, old) <= JOIN for row in arms):
-                renewed[name] = present[0]
-                sources.add(run)
-                break
+        beside = [
+            sorted(by_run[run].values(), key=lambda row: row.name != name)  # its own name first
+            for run in sorted(by_run, reverse=True)
+            if any(row.config == old.config and _apart(row, old) <= JOIN for row in by_run[run].values())
+        ]
+        present = [r for arms in beside for r in arms if r.precision == old.precision and not families.former(r, name)]
+        newer = [r for arms in beside for r in arms if r.name == name and r.run > old.run and r.config != old.config]
+        if found := present or newer:
+            renewed[name] = found[0]
+            sources.add(found[0].run)
     return renewed, sources
 
 

@@ -108,7 +108,8 @@ def test_a_former_kernel_has_its_successors_time_where_one_run_timed_both() -> N
     older = (changed(PAIR[0], config="former"), PAIR[1])
     assert renewed(20.5) == 15.0
     assert renewed(25.0) == 20.0  # the two runs do not compare
-    assert renewed(20.5, config="another former") == 20.0
+    assert renewed(20.5, config="another former") == 15.0  # its own newest, where none is the present one
+    assert renewed(25.0, config="another former") == 20.0
     older = (changed(PAIR[0], config=present), PAIR[1])
     assert renewed(20.5) == 20.0  # what it launches now was timed beside the others
 
