@@ -163,9 +163,9 @@ def tolerance(workload: Workload, precision: str) -> dict[str, Tolerance]:
     the largest may be 12 times and not 8, as in families whose rows are alike.
 
     What the rms itself may lie above its mean goes by how many errors are independent: those of h reach all of a
-    token's y together, so a token has no more than F of them, and they weigh as h does, a product of two nearly normal
-    values (fourth moment 9 squares of the second) of the few experts that weigh most: a quarter of F was found of 96
-    tokens, a standard deviation of 6 % of one's rms error at F = 512.
+    token's y together, so a token has no more than F of each expert, and they weigh as h does, a product of two nearly
+    normal values, whose fourth moment is nine squares of its second: F / 9, of the two or three experts that weigh
+    most about F / 4 together.
     """
     alone = workload["T"] * min(workload["H"], workload["F"] / 4)
     sums = (max(workload["H"], workload["F"]) / 16 + 16) * 2.0**-23

@@ -185,13 +185,13 @@ def _pairs(tokens: int, top_k: int, shared: bool) -> int:
 def odd_sizes(width: int, inner: int) -> str:
     """Why the weights' layout does not take a layer, "" where it does."""
     if width % tiles.COLS or inner % 16:
-        words = f"must be multiples of {tiles.COLS}, the k of a tile, and of 16, a scale group; use triton_experts"
+        words = f"H must be a multiple of {tiles.COLS}, the k of a tile, F of 16, a scale group; use triton_experts"
         return f"H={width}, F={inner}: {words}"
     return ""
 
 
 def padded_inner(inner: int) -> int:
-    """An expert's width in whole tiles: the model's own along the k of the second product, zeros behind it."""
+    """F rounded up to whole tiles of 64, the k of the second product; what lies past F is zeros."""
     return _round_up(inner, tiles.COLS)
 
 

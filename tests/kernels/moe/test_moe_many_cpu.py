@@ -14,10 +14,11 @@ import torch
 from kernels.common import Workload
 from kernels.moe import cases, cuda_experts, cuda_many
 from kernels.moe.cost import block_sizes, cost
-from kernels.moe.reference import reference, routed
+from kernels.moe.reference import reference
 from lab.check import aot_worker, families
 from lab.check.accuracy import compare
 from tests.kernels import sass
+from tests.kernels.on_cpu.moe_on_cpu import sorted_choice
 from tests.kernels.on_cpu.nvfp4_on_cpu import skip_unless_hopper
 from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, built, needs_compiler, unless_stopped
 
@@ -385,14 +386,7 @@ def _routed(
         if state[1:4].any() or turn[0] != (seed + 1) % 2 * once or turn[1 + turn[0]]:
             return False
 
-    chosen, weight = routed(given["logits"], top_k)
-    share = torch.sigmoid(given["x"].double() @ gate.double())
-    by_expert = sorted((e, t, float(weight[t, j])) for t in range(tokens) for j, e in enumerate(chosen[t].tolist()))
-    by_expert += [(experts, t, float(share[t])) for t in range(tokens)]
-    listed = []
-    for e in range(experts + 1):
-        its = [i for i, (of, *_) in enumerate(by_expert) if of == e]
-        listed += [[e | len(its[i : i + block]) << 16, its[i]] for i in range(0, len(its), block)]
+    by_expert, listed = sorted_choice(given, gate, top_k, block)
     if by_width:
         kinds = [((of >> 16) - 1) // 32 for of, _ in listed]
         listed = [each for kind in range(3) for each, its in zip(listed, kinds, strict=True) if its == kind]

@@ -9,8 +9,7 @@ import torch
 
 from kernels.common import Workload
 from kernels.moe import cases, cuda_experts
-from kernels.moe.reference import routed
-from tests.kernels.on_cpu.moe_on_cpu import FP16, ONE, Simulated, on_cpu, right
+from tests.kernels.on_cpu.moe_on_cpu import FP16, ONE, Simulated, on_cpu, right, sorted_choice
 from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, needs_compiler, unless_stopped
 
 BLOCK, WIDTH, COUNTERS = cuda_experts.BLOCK_TOKENS, 128, 5
@@ -46,14 +45,7 @@ def _routed(
         grid, bytes_ = routers + -(-tokens * WIDTH // 8 // (32 * warps)), cuda_experts.router_shared_bytes(experts)
         kernel.simulated(*addresses, *map(ctypes.c_int, (grid, 32 * warps, bytes_, simulated.seed + seed)))
 
-        chosen, weight = routed(given["logits"], top_k)
-        share = torch.sigmoid(given["x"].double() @ gate.double())
-        by_expert = sorted((e, t, float(weight[t, j])) for t in range(tokens) for j, e in enumerate(chosen[t].tolist()))
-        by_expert += [(experts, t, float(share[t])) for t in range(tokens)]
-        listed = []
-        for e in range(experts + 1):
-            its = [i for i, (of, *_) in enumerate(by_expert) if of == e]
-            listed += [[e | len(its[i : i + BLOCK]) << 16, its[i]] for i in range(0, len(its), BLOCK)]
+        by_expert, listed = sorted_choice(given, gate, top_k, BLOCK)
         odds = torch.tensor([p for *_, p in by_expert])
         if not (
             blocks[: state[0]].tolist() == listed

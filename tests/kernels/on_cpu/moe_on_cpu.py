@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.common import Workload
+from kernels.common import Tensors, Workload
 from kernels.moe import cases, cuda_experts
-from kernels.moe.reference import reference
+from kernels.moe.reference import reference, routed
 from lab.check.accuracy import compare
 from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, built
 
@@ -141,6 +141,24 @@ class Simulated:
             for i, a in enumerate(arguments)
         ]
         kernel.simulated(*given, *map(ctypes.c_int, (*grid, threads, shared, self.seed)))
+
+
+def sorted_choice(
+    given: Tensors, gate: torch.Tensor, top_k: int, block: int
+) -> tuple[list[tuple[int, int, float]], list[list[int]]]:
+    """(expert, token, weight) of the reference's choice, the shared expert's last; and blocks of so many rows of it.
+
+    A block is (expert | rows << 16, first row), as the routers write it.
+    """
+    (tokens, experts), (chosen, weight) = given["logits"].shape, routed(given["logits"], top_k)
+    share = torch.sigmoid(given["x"].double() @ gate.double())
+    rows = sorted((e, t, float(weight[t, j])) for t in range(tokens) for j, e in enumerate(chosen[t].tolist()))
+    rows += [(experts, t, float(share[t])) for t in range(tokens)]
+    blocks = []
+    for e in range(experts + 1):
+        its = [i for i, (of, *_) in enumerate(rows) if of == e]
+        blocks += [[e | len(its[i : i + block]) << 16, its[i]] for i in range(0, len(its), block)]
+    return rows, blocks
 
 
 def right(simulated: Simulated, workload: Workload, seeds: int = 2) -> bool:
