@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 import time
 from collections import deque
@@ -30,6 +31,7 @@ from lab.row import store
 LAB = (sys.executable, "-m", "lab")
 LEAST_S = 45.0  # no line is begun with less
 SPARE_S = 25.0  # of a budget: what a comparison may take beyond its guess
+GRACE_S = 15.0  # from an interrupt to a kill: what is measured is on the disk already
 OTHERS = "profile", "counters"
 AGAIN = "again"  # before a card: what has rows too
 
@@ -50,17 +52,25 @@ def run(line: str, gpu: str, until: float) -> bool:
     """Run a line on a GPU; whether all of it was done: exit status 1 says that an arm has no time, and rows say why."""
     began = time.monotonic()
     seen = os.environ | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(command(line, until - began), cwd=REPOSITORY, env=seen, **pipes) as process:  # type: ignore[call-overload]
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as told_to:  # a pipe may be held open
+        of = {"stdout": told_to, "stderr": told_to, "cwd": REPOSITORY, "env": seen, "start_new_session": True}
+        process = subprocess.Popen(command(line, until - began), **of)  # type: ignore[call-overload]
         try:
-            said, whole = process.communicate(timeout=until - began)[0], True
+            whole = process.wait(until - began) in (0, 1)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)  # what is measured is on the disk already
-            said, whole = process.communicate()[0], False
+            whole = False
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(GRACE_S)
+            except subprocess.TimeoutExpired:  # of a candidate in a long call
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        told_to.seek(0)
+        said = told_to.read()
     every = [line for line in said.splitlines() if line.strip()]
     told = [line for line in every[:-3] if ": took " in line] + every[-3:]
     print(f"{time.monotonic() - began:.0f} s, exit {process.returncode}: {line}", *told, sep="\n    ", flush=True)
-    return whole and process.returncode in (0, 1) and "left out, the budget" not in said
+    return whole and "left out, the budget" not in said
 
 
 def sweep(lines: list[str], gpus: list[str], seconds: float) -> list[str]:

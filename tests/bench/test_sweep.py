@@ -14,10 +14,13 @@ from lab.row import store
 from tests.bench import sweep
 
 FAKE = """
-import os, sys, time
+import os, signal, subprocess, sys, time
 from pathlib import Path
 name, folder = sys.argv[1], Path(sys.argv[2])
 if name == "slow": time.sleep(60)
+if name == "stuck":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    subprocess.run(["sleep", "60"])
 if name == "refused": sys.exit(2)
 if name == "short": print("short w: left out, the budget of 1 s is spent")
 folder.mkdir(exist_ok=True)
@@ -32,6 +35,7 @@ def profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "profiles"
     monkeypatch.setattr(store, "FOLDER", folder)
     monkeypatch.setattr(sweep, "LEAST_S", 0.5)
+    monkeypatch.setattr(sweep, "GRACE_S", 0.5)
     monkeypatch.setattr(machine, "gpus", lambda: ["one", "two"])
     monkeypatch.setattr(sweep, "command", lambda line, left_s: [sys.executable, "-c", FAKE, line, str(folder)])
     folder.mkdir()
@@ -49,13 +53,13 @@ def test_what_was_cut_off_comes_back_in_order(
     profiles: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     asked, out = tmp_path / "list", tmp_path / "rows.tar"
-    asked.write_text("short\nslow\nrefused\na\n\n")
+    asked.write_text("short\nslow\nrefused\na\nstuck\n\n")
     monkeypatch.setattr(sys, "argv", ["sweep", str(asked), "--seconds", "4", "--out", str(out)])
     began = time.monotonic()
     assert sweep.main() == 1
     assert time.monotonic() - began < 15
-    assert asked.read_text() == "short\nslow\nrefused\n"
-    assert "1 of 4 lines done; 2 new files" in capsys.readouterr().out
+    assert asked.read_text() == "short\nslow\nrefused\nstuck\n"
+    assert "1 of 5 lines done; 2 new files" in capsys.readouterr().out
     with tarfile.open(out) as tar:
         assert sorted(tar.getnames()) == ["a.jsonl", "short.jsonl"]
 
