@@ -149,15 +149,25 @@ class Hand:
         self._go(kind)
         nonce = self._send(kind, **parts)
 
-        def answer() -> far.Reply:
-            reply = self._reply(nonce, kind)
-            self._freeze()
-            if reply.error:
-                self.failed = True
-                raise Thrown(reply.error)
-            return reply
+        return lambda: self._heard(self._reply(nonce, kind))
 
-        return answer
+    def timed(self, kind: type[far.Request], clock: Callable[[int], float], **parts: Any) -> tuple[far.Reply, float]:
+        """As `ask` does, and by this clock how long the reply took, s.
+
+        What stops the arm behind its reply is not in it: that takes the longer, the more threads a library has started.
+        """
+        began = clock(self.pid)
+        self._go(kind)
+        reply = self._reply(self._send(kind, **parts), kind)
+        took_s = clock(self.pid) - began
+        return self._heard(reply), took_s
+
+    def _heard(self, reply: far.Reply) -> far.Reply:
+        self._freeze()
+        if reply.error:
+            self.failed = True
+            raise Thrown(reply.error)
+        return reply
 
     def _go(self, kind: type[far.Request]) -> None:
         """Let it run: for a timed visit it alone, since what it started could work on behind its back."""
@@ -383,11 +393,9 @@ class RemoteTimer:
 
     def _took(self, hand: Hand, kind: type[far.Request], **parts: Any) -> tuple[far.Reply, float]:
         """The reply, and by the harness's clock how long it took, us."""
-        clock = self.clock or (lambda _: time.perf_counter())
         try:
-            began = clock(hand.pid)
-            reply = hand.ask(kind, **parts)
-            return reply, 1e6 * (clock(hand.pid) - began)
+            reply, took_s = hand.timed(kind, self.clock or (lambda _: time.perf_counter()), **parts)
+            return reply, 1e6 * took_s
         except OSError as error:
             raise Died(hand.gone()) from error
 

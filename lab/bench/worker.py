@@ -21,6 +21,8 @@ from lab.row.records import Status
 # Seconds a stage may take before it counts as hung. A check compiles kernels, which is slow the first time.
 LIMITS_S = {"start": 120.0, "check": 300.0, "prepare": 180.0, "time": 60.0, "recheck": 120.0}
 MOST_KEPT_BYTES = 1 << 30  # of the GPU's memory, between two jobs
+DIED = "the measuring process died of {} in {}"
+ENDED = DIED.format("exit code 0", "start")  # it ends by itself between two jobs, see `main`
 MESSAGES = msgspec.json.Decoder(Stage | Done)
 
 
@@ -53,6 +55,12 @@ class Worker:
 
     def run(self, job: Job, tell: Callable[[str, str], None] = lambda stage, arm: None) -> Done | Death:
         """Do a job and return its last message, or how the worker died over it. `tell` is called with each stage."""
+        done = self._run(job, tell)
+        if isinstance(done, Death) and (done.stage, done.message) == ("start", ENDED):
+            done = self._run(job, tell)  # it was on its way out, to give back what the job before had kept
+        return done
+
+    def _run(self, job: Job, tell: Callable[[str, str], None]) -> Done | Death:
         self.start(job.backend)
         assert self.child is not None
         stage, arm = "start", ""
@@ -71,7 +79,7 @@ class Worker:
         except TimeoutError:
             status, why = "timeout", f"no answer for {self.patience_s(job, stage):.0f} s in {stage}"
         except (EOFError, BrokenPipeError):
-            why = f"the measuring process died of {self.child.death()} in {stage}"
+            why = DIED.format(self.child.death(), stage)
         except msgspec.DecodeError:
             why = f"the measuring process wrote something else than messages in {stage}"
         self.stop()

@@ -3,6 +3,7 @@ did not ask for. Real processes and real work on the CPU; the arena (tests/bench
 comparison is four processes and half a second: `make quick` has one that is honest and one that fails.
 """
 
+import functools
 import itertools
 import os
 import sys
@@ -128,6 +129,28 @@ def test_arms_share_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     compared("honest", where="backend", placements=2)
     assert once == 5  # each arm's first call, its check, and the shared one
     assert made.count(-SIZE) > 20
+
+
+def test_the_clock_of_a_visit_stops_at_the_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An arm with hundreds of threads takes milliseconds to be stopped, which are none of its work."""
+    done: list[str] = []
+
+    def noted(name: str, *_: Any, **__: Any) -> far.Reply:
+        done.append(name)
+        return far.Reply("")
+
+    for name in ("_go", "_send", "_reply", "_freeze"):
+        monkeypatch.setattr(apart.Hand, name, functools.partial(noted, name))
+    hand: Any = object.__new__(apart.Hand)
+    hand.pid = 1
+    times = iter((3.0, 3.5))
+
+    def clock(pid: int) -> float:
+        done.append("clock")
+        return next(times)
+
+    assert hand.timed(far.Visit, clock, samples=0) == (far.Reply(""), 0.5)
+    assert done == ["clock", "_go", "_send", "_reply", "clock", "_freeze"]
 
 
 def test_a_second_process_starts_its_arms_the_other_way_round(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ import pytest
 from lab.base.errors import REPOSITORY
 from lab.bench.comparison import Job
 from lab.bench.worker import Death, Worker
+from lab.check.child import Child
 from tests.check import fake_candidates
 
 LIMITS = {"start": 30.0, "check": 0.5, "prepare": 0.5, "time": 0.5, "recheck": 0.5}
@@ -106,6 +107,26 @@ def test_process_that_died_between_jobs_is_replaced(worker: Worker) -> None:
     os.kill(worker.child.process.pid, signal.SIGKILL)
     worker.child.process.wait()
     assert statuses(worker.run(job("faster"))) == ["ok", "ok"]
+
+
+def test_process_that_is_about_to_end_by_itself_costs_no_job(worker: Worker) -> None:
+    """One that gives memory back takes seconds to end, and is there to be asked for so long."""
+    worker.child = Child("tests.bench.ends_soon")
+    assert statuses(worker.run(job("faster"))) == ["ok", "ok"]
+
+
+def test_process_that_ends_before_every_job_is_a_death(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Child] = []
+
+    def start(backend: str) -> None:
+        begun.append(Child("tests.bench.ends_soon"))
+        worker.child = begun[-1]
+
+    monkeypatch.setattr(worker, "start", start)
+    found = worker.run(job("faster"))
+    assert isinstance(found, Death)
+    assert "exit code 0 in start" in found.message
+    assert len(begun) == 2
 
 
 def test_print_is_no_message(capfd: pytest.CaptureFixture[str]) -> None:
