@@ -10,8 +10,6 @@ Heads are looped over as a tensor dimension only; sequences and tokens are Pytho
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 import torch.nn.functional as F
 
@@ -32,10 +30,10 @@ def step(
     Returns (o [..., Hv, D], the new state). arXiv 2412.06464 equation 10, with the read scaled by D^-0.5.
     """
     state = state * torch.exp(g)[..., None, None]
-    guess = torch.einsum("...hkv,...hk->...hv", state, k)
+    guess = (k[..., None, :] @ state)[..., 0, :]
     update = beta[..., None] * (v - guess)
-    state = state + torch.einsum("...hk,...hv->...hkv", k, update)
-    return torch.einsum("...hkv,...hk->...hv", state, q) * q.shape[-1] ** -0.5, state
+    state = state + k[..., :, None] * update[..., None, :]
+    return (q[..., None, :] @ state)[..., 0, :] * q.shape[-1] ** -0.5, state
 
 
 def before_the_step(inputs: Tensors) -> tuple[Tensors, torch.Tensor]:
@@ -85,15 +83,23 @@ def reference(inputs: Tensors) -> Tensors:
 def _prefill(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, inputs: Tensors
 ) -> Tensors:
-    o, state = torch.zeros_like(v), inputs["initial_state"].double().clone()
+    state = inputs["initial_state"].double()
     if "cu_seqlens" in inputs:
-        for n, (first, last) in enumerate(pairwise(inputs["cu_seqlens"].tolist())):
-            for t in range(first, last):
-                o[0, t], state[n] = step(state[n], q[0, t], k[0, t], v[0, t], g[0, t], beta[0, t])
-    else:
-        for t in range(v.shape[1]):
-            o[:, t], state = step(state, q[:, t], k[:, t], v[:, t], g[:, t], beta[:, t])
+        lengths = inputs["cu_seqlens"].diff().tolist()
+        sequences = zip(*(x.split(lengths, dim=1) for x in (q, k, v, g, beta)), strict=True)
+        found = [_sequence(state[n : n + 1], *of) for n, of in enumerate(sequences)]
+        return {"o": torch.cat([o for o, _ in found], 1), "final_state": torch.cat([last for _, last in found])}
+    o, state = _sequence(state, q, k, v, g, beta)
     return {"o": o, "final_state": state}
+
+
+def _sequence(state: torch.Tensor, *of: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Equally long sequences [B, T, ...] from their states on."""
+    o = [torch.zeros_like(of[2][:, :0])]
+    for token in zip(*(x.unbind(1) for x in of), strict=True):
+        next_o, state = step(state, *token)
+        o.append(next_o[:, None])
+    return torch.cat(o, 1), state
 
 
 def _decode(

@@ -15,10 +15,12 @@ import torch.nn.functional as F
 from kernels.common import Tensors
 from kernels.gdn.reference import L2_EPS
 from kernels.gdn.reference import step as delta_step
+from kernels.moe.reference import TOGETHER, matrices, swiglu
 from kernels.nvfp4.reference import weights as nvfp4_weights
 from kernels.step.model import CONV_WIDTH, EPS
 
 SCORED = 512  # tokens whose scores are computed at once
+TOKENS = 4096  # that go through a dense part at once: between its products they are 34,816 wide
 HEAD_ROWS = 16384  # rows of the head that are float64 at once: all 248,320 of 5,120 would be 10.2 GB
 
 
@@ -146,26 +148,25 @@ def attention_layer(
 def mixture(inputs: Tensors, at: str, x: torch.Tensor) -> torch.Tensor:
     """x [total, hidden] through one mixture: the experts that each token's logits pick, and the shared one."""
 
-    def swiglu(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-        return (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
-
-    def matrix(name: str, e: int) -> torch.Tensor:
-        name = f"{at}experts.{name}"
-        if name in inputs:
-            return inputs[name][e].double()
-        parts = {f"w_{part}": inputs[f"{name}_{part}"][e] for part in ("packed", "scale", "tensor_scale")}
-        return nvfp4_weights(parts).double()
+    def of_experts(name: str, some: torch.Tensor) -> torch.Tensor:
+        name = f"{at}experts.{name}_proj"
+        return inputs[name][some].double() if name in inputs else matrices(inputs, name, some)
 
     picked = (x @ weight(inputs, f"{at}gate").T).topk(int(inputs["top_k"]), dim=-1)
     share = picked.values.softmax(-1)
-    one = swiglu(x, *(weight(inputs, f"{at}shared_expert.{name}_proj") for name in ("gate", "up", "down")))
-    y = torch.sigmoid(x @ weight(inputs, f"{at}shared_expert_gate").T) * one
-    for e in picked.indices.unique().tolist():
-        token, place = torch.nonzero(picked.indices == e, as_tuple=True)
-        gate, up = matrix("gate_up_proj", e).chunk(2)
-        own = swiglu(x[token], gate, up, matrix("down_proj", e))
-        y.index_add_(0, token, share[token, place, None] * own)
+    gate, up, down = (weight(inputs, f"{at}shared_expert.{name}_proj") for name in ("gate", "up", "down"))
+    y = torch.sigmoid(x @ weight(inputs, f"{at}shared_expert_gate").T) * swiglu(x, torch.cat((gate, up)), down)
+    for some in picked.indices.unique().split(TOGETHER):
+        for e, *of_e in zip(some.tolist(), *(of_experts(name, some) for name in ("gate_up", "down")), strict=True):
+            token, place = torch.nonzero(picked.indices == e, as_tuple=True)
+            y.index_add_(0, token, share[token, place, None] * swiglu(x[token], *of_e))
     return y
+
+
+def dense(inputs: Tensors, at: str, x: torch.Tensor) -> torch.Tensor:
+    """x [total, hidden] through one dense feed-forward part."""
+    gate, up, down = (weight(inputs, f"{at}{name}_proj") for name in ("gate", "up", "down"))
+    return torch.cat([swiglu(some, torch.cat((gate, up)), down) for some in x.split(TOKENS)])
 
 
 def decoded(inputs: Tensors, at: str) -> Tensors:
@@ -194,27 +195,26 @@ def repeated(inputs: Tensors, calls: int) -> Tensors:
     gdn = attention = layer = 0
     while f"model.layers.{layer}.input_layernorm.weight" in inputs:
         at = f"model.layers.{layer}."
-        given = decoded(inputs, at) if calls > 1 else inputs
         recurrent = f"{at}linear_attn.A_log" in inputs
+        mixer = f"{at}{'linear_attn' if recurrent else 'self_attn'}."
+        given = decoded(inputs, mixer) if calls > 1 else inputs
         for call, x in enumerate(streams):
             of_layer = {n: t[gdn if recurrent else attention] for n, t in kept.items() if ("state" in n) == recurrent}
             for name, tensor in of_layer.items() if call else ():
                 tensor.copy_(tensor.to(inputs[name].dtype))
             h = rms_norm(x, 1 + inputs[f"{at}input_layernorm.weight"].double())
             if recurrent:
-                x = x + gdn_layer(given, f"{at}linear_attn.", h, spans, of_layer["state"], of_layer["conv_state"])
+                x = x + gdn_layer(given, mixer, h, spans, of_layer["state"], of_layer["conv_state"])
             else:
                 scales = tuple(inputs[name][attention] for name in ("k_scale", "v_scale") if name in inputs)
                 blocks = tuple(of_layer[name] for name in ("k_block", "v_block") if name in of_layer)
                 caches = of_layer["k_cache"], of_layer["v_cache"]
-                x = x + attention_layer(given, f"{at}self_attn.", h, spans, *caches, scales, blocks)
-            h = rms_norm(x, 1 + inputs[f"{at}post_attention_layernorm.weight"].double())
-            if f"{at}mlp.gate.weight" in inputs:
-                x = x + mixture(given, f"{at}mlp.", h)
-            else:
-                gate, up = (h @ weight(given, f"{at}mlp.{name}_proj").T for name in ("gate", "up"))
-                x = x + (F.silu(gate) * up) @ weight(given, f"{at}mlp.down_proj").T
+                x = x + attention_layer(given, mixer, h, spans, *caches, scales, blocks)
             streams[call] = x
+        x = torch.cat(streams)  # a token's own from here on, of whichever call
+        h = rms_norm(x, 1 + inputs[f"{at}post_attention_layernorm.weight"].double())
+        x = x + (mixture if f"{at}mlp.gate.weight" in inputs else dense)(inputs, f"{at}mlp.", h)
+        streams = list(x.split(len(streams[0])))
         gdn, attention, layer = gdn + recurrent, attention + (not recurrent), layer + 1
     last = inputs["cu_seqlens"][1:].long() - 1
     y = rms_norm(streams[-1][last], 1 + inputs["model.norm.weight"].double())

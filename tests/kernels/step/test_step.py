@@ -243,7 +243,7 @@ def test_a_prompt_in_two_steps_is_the_prompt() -> None:
 @pytest.mark.parametrize("name", ["decode_odd_npl3_ctx17", "mixed_small_npl3_n1-5-1_ctx6_state-bf16_cache-fp8",
                                   "decode_odd_npl3_ctx17_cache-q8_0", "mixed_odd-moe_npl3_n1-12-1_ctx6"])  # fmt: skip
 def test_so_many_calls_at_once_are_one_behind_the_other(name: str) -> None:
-    """To the bit, with what each call leaves rounded to the types of caches and states."""
+    """To float64's own rounding, with what each call leaves rounded to the types of caches and states."""
     from kernels.step.reference import reference, repeated
 
     given = cases.inputs(BY_ID[name], 3)
@@ -252,7 +252,8 @@ def test_so_many_calls_at_once_are_one_behind_the_other(name: str) -> None:
         wanted = reference(given | {n: wanted[n].to(given[n]) for n in cases.IN_PLACE if n in wanted})
     once, at_once = reference(given), repeated(given, 3)
     assert not torch.equal(once["logits"], wanted["logits"])
-    assert [n for n in wanted if not torch.equal(wanted[n], at_once[n])] == []
+    apart = {n: float((wanted[n].double() - at_once[n]).norm() / wanted[n].double().norm()) for n in wanted}
+    assert max(apart.values()) < 1e-12, apart  # a float32 state that was not rounded in between: 1e-8
 
 
 def test_the_parts_are_the_27b() -> None:
