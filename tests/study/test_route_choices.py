@@ -207,7 +207,6 @@ def test_what_is_carried_over_from_an_h200_is_what_an_h100_measured(monkeypatch:
     h100, off, regret = devices.get("h100"), list[float](), list[float]()
     otherwise: dict[Any, float] = {  # where an H100 prefers another kernel than an H200
         ("nvfp4", (("K", 5120), ("N", 17408)), 24): 0.12,
-        ("nvfp4", (("K", 17408), ("N", 5120)), 512): 0.07,
     }
     stored = routing.table
     monkeypatch.setattr(routing, "table", lambda place, family: None if place == "h100" else stored(place, family))
