@@ -14,9 +14,9 @@ events  One call between two events, the L2 flushed before it when cold. For wha
 cupti   The durations of the kernels themselves, from Kineto (torch.profiler), summed over the replay of the graph and
         divided by the calls. No gaps at all; slow to take. Used for the cross-check, and for very short kernels.
 host    The calling thread's time for an eager call (`Candidate.eager`) in inference mode, by the host's clock: calls
-        that walk over the sets, the GPU idle before the first. They are too few to fill the launch queue, so the GPU's
-        own time is not in it. Its rows have `host_us` and no time of a kernel; a process tells its own time, as under
-        `events`.
+        that walk over the sets, the GPU idle before the first. They are too few to fill the launch queue, one on each
+        set where a call keeps the GPU for HOST_LONG_US, so the GPU's own time is not in it. Its rows have `host_us` and
+        no time of a kernel; a process tells its own time, as under `events`.
 
 None falls back to another: a candidate that cannot be captured is an error under `graph`. Imported only where torch is
 needed anyway.
@@ -45,6 +45,7 @@ GUESSES = 3  # replays of one call on each set that say how many calls take so l
 HEAD_START_CYCLES = 400_000  # about 200 us in which the host queues what is to be timed
 FLUSH_FACTOR = 2
 HOST_CALLS = 100  # of a sample; a queue of launches holds a thousand
+HOST_LONG_US = 500.0  # of a step or a long prompt, which may be a thousand launches by itself
 
 
 def named(name: str, l2: str, l2_bytes: int) -> Timer:
@@ -178,10 +179,13 @@ class HostTimer:
 
     def prepare(self, arm: Arm) -> None:
         """Call each set twice, so that nothing is left to compile, and say how many calls a sample holds."""
-        arm.calls = max(1, HOST_CALLS // len(arm.sets)) * len(arm.sets)
         with torch.inference_mode():
             for _ in range(2):
+                began = time.perf_counter()
                 self._calls(arm, len(arm.sets))
+                took_us = 1e6 * (time.perf_counter() - began)  # until the GPU was done
+        rounds = 1 if took_us >= HOST_LONG_US * len(arm.sets) else max(1, HOST_CALLS // len(arm.sets))
+        arm.calls = rounds * len(arm.sets)
 
     def visit(self, arm: Arm, samples: int) -> list[float]:
         """Rounds of calls over all sets, us a call; what the last call on each gave ends in its outputs."""

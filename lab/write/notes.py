@@ -7,6 +7,7 @@ the paired blocks), and beside them stand the card's other arms and the fastest 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from lab.base import devices
 from lab.base.console import between
-from lab.base.errors import REPOSITORY
+from lab.base.errors import REPOSITORY, BadInput
 from lab.card import phases
 from lab.check import families
 from lab.judge import evidence, verdicts
@@ -22,6 +23,8 @@ from lab.place import roofline
 from lab.row import store
 from lab.row.records import Measurement
 from lab.study import composed, own
+from lab.trace import stored, windows
+from lab.trace.summary import summarise
 from lab.write import figures
 
 IMPORTED = REPOSITORY / "data" / "imported"
@@ -31,6 +34,7 @@ MARKS = ("<!-- written by lab write --notes -->", "<!-- end -->")
 FLOORS = ("<!-- floors by lab write --notes -->", "<!-- end of floors -->")
 LLAMA_CPP = ("<!-- llama.cpp by lab write --notes -->", "<!-- end of llama.cpp -->")
 EXPECTED = ("<!-- expected by lab write --notes -->", "<!-- end of expected -->")
+GAPS = ("<!-- gaps by lab write --notes -->", "<!-- end of gaps -->")
 HEAD = (
     "Median us of the runs that each verdict stands on. Change: the candidate's, median of the paired blocks. Of",
     "roofline: the datasheet's floor over the candidate's time. Other arms: the card's, and the run's fastest rival.",
@@ -47,7 +51,7 @@ def path(family: str) -> Path:
 
 def written(family: str, text: str) -> str:
     """The notes' text with their tables made again; BadInput where the marks of the results are gone."""
-    for marks, lines in ((FLOORS, floors), (EXPECTED, expected), (LLAMA_CPP, llama_cpp)):
+    for marks, lines in ((FLOORS, floors), (EXPECTED, expected), (LLAMA_CPP, llama_cpp), (GAPS, gaps)):
         if marks[0] in text:
             text = between(text, marks, lines(family), path(family))
     return between(text, MARKS, table(family), path(family))
@@ -108,6 +112,29 @@ def llama_cpp(family: str, device_id: str = "h200") -> list[str]:
                 cells[2:] = f"{ours_ms:.4g}", f"{theirs_ms / ours_ms:.2f}", f"{row.name}, {row.run}"
             lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def gaps(family: str, device_id: str = "h200") -> list[str]:
+    """Of the newest trace of each captured arm and workload: the time of its last replay in which no node ran."""
+    found: dict[tuple[str, str], tuple[str, str]] = {}  # the time of the run, and the cells
+    for card in (card for card in phases.cards().values() if card.family == family):
+        for file in store.found(f"{device_id}/{card.id}/*/trace.parquet"):
+            about, trace, run = stored.about(file), stored.load(file), file.parent.name
+            labels = {label for label in trace.labels if label.startswith(f"{card.id}/") and label.count("/") == 2}
+            for label in sorted(labels):
+                _, arm, workload = label.split("/")
+                with contextlib.suppress(BadInput):  # an eager arm has no replay
+                    step = summarise(windows.by_replay(windows.by_nvtx(trace, f"{label}*"), -1))
+                    longest = step.gaps[0]
+                    cells = f"{step.kernel_count:,} | {step.span_us:,.0f} | {step.idle_us:.1f} | {longest.us:.1f} | "
+                    cells += f"{longest.after}, {longest.before} | {run}"
+                    key = about[arm], workload
+                    found[key] = max(found.get(key, ("", "")), (run, cells))
+    return [
+        "| arm | workload | kernels | step us | idle us | longest us | between | trace |",
+        "|---|---|---|---|---|---|---|---|",
+        *(f"| {arm} | `{workload}` | {cells} |" for (arm, workload), (_, cells) in sorted(found.items())),
+    ]
 
 
 def table(family: str) -> list[str]:

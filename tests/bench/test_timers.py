@@ -3,6 +3,7 @@
 Their twins for a CPU, with a capture that is played by a list, are in test_comparison.py.
 """
 
+import time
 from typing import Any
 
 import pytest
@@ -50,6 +51,22 @@ def test_the_hosts_timer_calls_what_a_server_calls_and_keeps_its_last_answer(mon
     arm.eager = None
     timer.visit(arm, 1)
     assert all(bool((out["y"] == -1).all()) for _, out in sets)
+
+
+@pytest.mark.parametrize(("gpu_us", "calls"), [(0.0, 100), (timers.HOST_LONG_US, 2)])
+def test_a_step_is_called_once_a_set_for_the_hosts_time(
+    gpu_us: float, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred of a thousand launches each would fill the queue, and the host would wait for the GPU."""
+    monkeypatch.setattr(timers, "_wait", lambda: time.sleep(1e-6 * gpu_us))
+    seen: list[Any] = []
+    sets: Any = [(number, {}) for number in range(2)]
+    arm, timer = Arm("replay", lambda args, _: seen.append(args), sets), timers.named("host", "warm", 0)
+    timer.prepare(arm)
+    assert arm.calls == calls
+    seen.clear()
+    timer.visit(arm, 3)
+    assert seen == [0, 1] * (3 * calls // 2)
 
 
 def doubling(elements: int, sets: int, name: str = "control") -> Arm:
