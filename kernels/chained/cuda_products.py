@@ -29,12 +29,12 @@ def prepare(inputs: Tensors) -> dict[str, Any]:
     return made
 
 
-def _run(args: Any, out: Tensors, chained: bool) -> None:
+def _run(args: Any, out: Tensors, form: str) -> None:
     x, number = args["x"], 0
     while f"w{number}" in args:
         y = args[f"y{number}"] if f"w{number + 1}" in args else out["y"]
         given = {"x": x, "w": args[f"w{number}"], "w_tensor_scale": args[f"w{number}_tensor_scale"]}
-        config = cuda_decode.configured(len(x), y.shape[1], x.shape[1], "bf16", x.device.index or 0, chained)
+        config = cuda_decode.configured(len(x), y.shape[1], x.shape[1], "bf16", x.device.index or 0, form)
         cuda_decode.launch(given, y, config, waits=number == 0)
         x, number = y, number + 1
 
@@ -43,21 +43,21 @@ def _refuses(workload: Workload) -> str:
     return next(filter(None, map(cuda_decode._refuses, products(workload))), "")
 
 
-def _config(workload: Workload, chained: bool) -> str:
+def _config(workload: Workload, form: str) -> str:
     if _refuses(workload):
         return ""
-    return "; ".join(cuda_decode._config(product, chained) for product in products(workload))
+    return "; ".join(cuda_decode._config(product, form) for product in products(workload))
 
 
 CANDIDATES = tuple(
     Candidate(
         name=name,
         precision="nvfp4-w4a16",
-        run=functools.partial(_run, chained=chained),
+        run=functools.partial(_run, form=form),
         needs=Needs(capability=(9, 0), packages=("cupy",)),
         prepare=prepare,
         refuses=_refuses,
-        config=functools.partial(_config, chained=chained),
+        config=functools.partial(_config, form=form),
     )
-    for name, chained in (("waiting", False), ("chained", True))
+    for name, form in (("waiting", ""), ("chained", "cuda_decode_chained"))
 )

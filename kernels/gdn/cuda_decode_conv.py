@@ -44,6 +44,7 @@ SOURCE = CudaSource(
     architecture="sm_90a",
 )
 CHAINED = replace(SOURCE, options=(*SOURCE.options, "-DPDL=1"))  # waits by itself for the kernel ahead
+EARLY = replace(SOURCE, options=(*SOURCE.options, "-DPDL=2"))  # asks L2 for its states before that
 CUDA_SOURCES = (SOURCE,)
 
 
@@ -70,20 +71,24 @@ def _prepare(inputs: Tensors) -> Tensors:
     return inputs | {"arrived": torch.zeros(batch, heads_k, dtype=torch.int32, device=device)}
 
 
-def launch(args: Tensors, out: Tensors, variant: DecodeVariant | None = None, chained: bool = False) -> None:
+def launch(
+    args: Tensors, out: Tensors, variant: DecodeVariant | None = None, chained: bool = False, early: bool = False
+) -> None:
     """One token for each sequence: out["state"] and out["conv_state"] are updated at args["state_rows"], o written.
 
-    chained: a programmatic launch, for a step whose kernels are all launched so.
+    chained: a programmatic launch, for a step whose kernels are all launched so. early: of those, one that asks L2 for
+    its states before it waits; the kernel ahead must not write state_rows.
     """
     (batch, heads_k), (_, heads_v, dim, _) = args["arrived"].shape, out["state"].shape
     chosen = variant or cuda_decode.choose_config(batch, heads_v, dim, STATES[out["state"].dtype])
-    kernel = cuda.load(CHAINED if chained else SOURCE, kernel_name(chosen), out["o"].device.index or 0)
+    source = EARLY if early else CHAINED if chained else SOURCE
+    kernel = cuda.load(source, kernel_name(chosen), out["o"].device.index or 0)
     tensors = [args[n] for n in ("mixed_qkv", "a", "b", "conv_weight", "A_log", "dt_bias")]
     tensors += [out["conv_state"], out["state"], args["state_rows"], args["arrived"], out["o"]]
     numbers = (batch, heads_k, heads_v, int("raw_qk" in args), FORMATS[args["mixed_qkv"].dtype])
     arguments: list[Any] = [*tensors, cuda.f32(dim**-0.5), *map(cuda.i32, numbers)]
     grid = (dim // chosen.v_tile, heads_v, batch)
-    cuda.launch(kernel, grid, 32 * warps(chosen), arguments, programmatic=chained)
+    cuda.launch(kernel, grid, 32 * warps(chosen), arguments, programmatic=chained or early)
 
 
 def refuses(workload: Workload) -> str:

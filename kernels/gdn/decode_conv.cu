@@ -8,7 +8,8 @@
 // The state of the convolution moves by one column where it stands. The channels of q and k are read by all blocks of a
 // k head (its v heads, their column tiles), so the last of them to have read, by a ticket, moves them.
 
-// PDL 0/1 (0 where it is not given): a programmatic dependent launch.
+// PDL 0/1/2 (0 where it is not given): a programmatic dependent launch. With 2 a block asks L2 for its states before it
+// waits. Nothing is read into registers there: the kernel ahead may be the last step's, which writes them.
 #include "decode_token.cuh"
 
 #ifndef PDL
@@ -90,7 +91,7 @@ DEVICE void decode_conv(ARGUMENTS) {
     __shared__ u32 newer[2 * D][WIDTH - 1];  // a thread's own columns, out of its registers
     __shared__ float gates[2];
     __shared__ int last;
-    if constexpr (PDL) launch_dependent_grids(), wait_on_dependent_grids();
+    if constexpr (PDL == 1) launch_dependent_grids(), wait_on_dependent_grids();
     const int head = blockIdx.y, b = blockIdx.z, me = threadIdx.x, warp = me / 32, lane = me & 31;
     const int at = (lane % LV) * VEC, column = blockIdx.x * V_TILE + at, row = warp * RL + lane / LV;
     const int k_head = head / (hv / hk), channels = (2 * hk + hv) * D;
@@ -98,7 +99,9 @@ DEVICE void decode_conv(ARGUMENTS) {
     const int slot = __ldg(state_rows + b);
     const long at_o = (long)(b * hv + head) * D + column;
     float read[VEC], guess[VEC];
+    if constexpr (PDL == 2) launch_dependent_grids();
     if (slot < 0) {
+        if constexpr (PDL == 2) wait_on_dependent_grids();
 #pragma unroll
         for (int j = 0; j < VEC; j++) read[j] = 0;
         if (writer) store_activations(o, at_o, read, format);
@@ -106,7 +109,7 @@ DEVICE void decode_conv(ARGUMENTS) {
     }
     state += ((long)slot * hv + head) * D * D * BYTES;
     constexpr u32 SHARE = D * V_TILE * BYTES;  // of the head, contiguous: the blocks of its columns fetch it together
-    if (LATE && me == THREADS - 1) tma_prefetch_1d(state + blockIdx.x * SHARE, SHARE);
+    if ((LATE || PDL == 2) && me == THREADS - 1) tma_prefetch_1d(state + blockIdx.x * SHARE, SHARE);
     const auto channel_of = [&](int i) {  // k, then q
         const int c = me + i * THREADS;
         const int channel = (c < D ? hk * D + c : c - D) + k_head * D;
@@ -114,6 +117,16 @@ DEVICE void decode_conv(ARGUMENTS) {
     };
     const Channel v_channel =
         channel_at(mixed, weight, conv_state, b, slot, channels, (2 * hk + head) * D + blockIdx.x * V_TILE + me, half);
+    if constexpr (PDL == 2) {
+        const auto ask_for = [&](const Channel& c) {
+            for (int j = 0; j < WIDTH - 1; j++) prefetch_l2(c.columns + j * c.pitch);
+            prefetch_l2(c.weight);
+        };
+#pragma unroll
+        for (int i = 0; i < PER; i++) ask_for(channel_of(i));
+        if (me < V_TILE) ask_for(v_channel);
+        wait_on_dependent_grids();
+    }
     RawWindow window[PER], v_window;
 #pragma unroll
     for (int i = 0; i < PER; i++) load_window(window[i], channel_of(i), half);

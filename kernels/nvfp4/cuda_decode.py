@@ -7,13 +7,14 @@ cuda_gemm.py takes that, or cuda_gemv.py up to 8 tokens.
 take the places of the kernel ahead of it in the stream as that one drains and fetch weights, which must not be what
 that one writes; x is read and y written when it has ended. It gains only where the kernel ahead says
 griddepcontrol.launch_dependents, as these do; in a CUDA graph the edge between two such kernels is a programmatic one.
-A figure from such a chain is not comparable with one of
-launches that wait; that of a sequence of dependent products is (kernels/chained).
+A figure from such a chain is not comparable with one of launches that wait; that of a sequence of dependent products is
+(kernels/chained). `cuda_decode_ahead` and its like (FORMS) are that kernel, which also asks L2 for weights before x is
+there: small kernels ahead of a product leave memory idle.
 """
 
 from __future__ import annotations
 
-import functools
+from functools import lru_cache, partial
 
 import torch
 
@@ -21,7 +22,17 @@ from kernels import cuda
 from kernels.common import Candidate, Needs, Tensors, Work, Workload
 from kernels.nvfp4 import hopper, tiles
 from kernels.nvfp4.hopper import SHARED_BYTES
-from kernels.nvfp4.ring_config import M_MAX, RingConfig, choose_cluster, choose_ring, choose_warps, instead, source
+from kernels.nvfp4.ring_config import (
+    FORMS,
+    M_MAX,
+    RingConfig,
+    choose_cluster,
+    choose_ring,
+    choose_warps,
+    in_form,
+    instead,
+    source,
+)
 
 
 def prepare(inputs: Tensors) -> Tensors:
@@ -53,33 +64,21 @@ def launch(args: Tensors, y: torch.Tensor, config: RingConfig, waits: bool = Fal
     )
 
 
-@functools.lru_cache(maxsize=1024)
-def configured(
-    m: int, n: int, k: int, dtype: str, device: int, chained: bool = False, gated: bool = False
-) -> RingConfig:
-    """choose_ring's configuration for as many clusters as the device runs at once."""
-    config = choose_ring(m, n, k, dtype, hopper.multiprocessors(device), pdl=chained, gated=gated)
+@lru_cache(maxsize=1024)
+def configured(m: int, n: int, k: int, dtype: str, device: int, form: str = "", gated: bool = False) -> RingConfig:
+    """The configuration of a form of FORMS for as many clusters as the device runs at once."""
+    config = in_form(m, n, k, dtype, form, hopper.multiprocessors(device), gated)
     if config.cluster <= 2:  # the two multiprocessors of a TPC
         return config
     clusters = hopper.most_clusters(source(config), config, device)
-    return choose_ring(m, n, k, dtype, clusters * config.cluster, pdl=chained, gated=gated)
+    return in_form(m, n, k, dtype, form, clusters * config.cluster, gated)
 
 
-def _run(args: Tensors, out: Tensors, chained: bool) -> None:
+def run(args: Tensors, out: Tensors, form: str = "") -> None:
+    """y[M, N] = x[M, K] @ w^T in one launch, programmatic in all of FORMS but ""."""
     x, y = args["x"], out["y"]
     element = hopper.ELEMENTS.get(x.dtype, "")
-    config = configured(x.shape[0], y.shape[1], x.shape[1], element, x.device.index or 0, chained)
-    launch(args, y, config)
-
-
-def run(args: Tensors, out: Tensors) -> None:
-    """y[M, N] = x[M, K] @ w^T in one launch."""
-    _run(args, out, False)
-
-
-def run_chained(args: Tensors, out: Tensors) -> None:
-    """y[M, N] = x[M, K] @ w^T in one programmatic launch."""
-    _run(args, out, True)
+    launch(args, y, configured(x.shape[0], y.shape[1], x.shape[1], element, x.device.index or 0, form))
 
 
 def _refuses(workload: Workload) -> str:
@@ -91,9 +90,9 @@ def _refuses(workload: Workload) -> str:
     return ""
 
 
-def _config(workload: Workload, chained: bool = False) -> str:
+def _config(workload: Workload, form: str = "") -> str:
     m, n, k = (workload[axis] for axis in "MNK")
-    return str(choose_ring(m, n, k, workload["dtype"], pdl=chained))
+    return str(in_form(m, n, k, workload["dtype"], form))
 
 
 def work(workload: Workload, sms: int) -> Work:
@@ -137,13 +136,13 @@ CANDIDATES = tuple(
     Candidate(
         name=name,
         precision="nvfp4-w4a16",
-        run=function,
+        run=partial(run, form=form),
         needs=Needs(capability=(9, 0), packages=("cupy",)),
         prepare=prepare,
         refuses=_refuses,
-        config=functools.partial(_config, chained=chained),
+        config=partial(_config, form=form),
         work=work,
-        no_route="timed in a chain of its own kind only; kernels/chained compares" if chained else "",
+        no_route="timed in a chain of its own kind only; kernels/chained compares" if form else "",
     )
-    for name, function, chained in (("cuda_decode", run, False), ("cuda_decode_chained", run_chained, True))
+    for name, form in ((form or "cuda_decode", form) for form in FORMS)
 )

@@ -26,19 +26,19 @@ def alternating(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 class Gated(torch.nn.Module):
     """Both weights packed once. gate, up: "packed", "scale" and "tensor_scale" as in format.py, the last of both alike.
 
-    dtype: of x and y; chained: launched programmatically. A call takes x [M, K] and returns [M, F]; ValueError as
+    dtype: of x and y; form: of ring_config.FORMS. A call takes x [M, K] and returns [M, F]; ValueError as
     `cuda_decode.launch`, and for two tensor scales.
     """
 
     def __init__(
-        self, gate: Tensors, up: Tensors, dtype: torch.dtype = torch.bfloat16, chained: bool = False
+        self, gate: Tensors, up: Tensors, dtype: torch.dtype = torch.bfloat16, form: str = ""
     ) -> None:  # fmt: skip
         super().__init__()
         if not torch.equal(gate["tensor_scale"], up["tensor_scale"]):
             raise ValueError("gate and up have tensor scales of their own: do not take them for one product")
         packed, scale = (alternating(gate[name], up[name]) for name in ("packed", "scale"))
         tensor_scale = gate["tensor_scale"]
-        self.features, self.chained, self.tensor_scale = len(gate["packed"]), chained, tensor_scale
+        self.features, self.form, self.tensor_scale = len(gate["packed"]), form, tensor_scale
         self.w: torch.Tensor = (
             tiles.tile_weights(packed, scale, dtype)
             if packed.is_cuda
@@ -55,7 +55,7 @@ class Gated(torch.nn.Module):
         y = x.new_empty(len(x), self.features)
         element, device = hopper.ELEMENTS.get(x.dtype, ""), x.device.index or 0
         config = cuda_decode.configured(
-            len(x), 2 * self.features, x.shape[1], element, device, self.chained, gated=True
+            len(x), 2 * self.features, x.shape[1], element, device, self.form, gated=True
         )
         cuda_decode.launch({"x": x, "w": self.w, "w_tensor_scale": self.tensor_scale}, y, config)
         return y

@@ -113,7 +113,7 @@ def segments(
 
 def _layout(name: str, m: int, n: int, k: int, dtype: torch.dtype, device: torch.device) -> str:
     """The layout that candidates share copies of; empty where it is the candidate's own."""
-    if name in ("cuda_decode", "cuda_decode_chained"):
+    if name.startswith("cuda_decode"):
         return "tiles"
     if name != "cuda_gemm":
         return ""

@@ -12,11 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kernels.common import Cost, Workload
+from kernels.nvfp4.ring_config import FORMS
 from kernels.step.cases import model_of, new_tokens
 from kernels.step.config import GEMV, SCANS, W4A8_FROM, WIDE, Config, of
 from kernels.step.cost import mixture_of, parts
 
 PARTIAL_SUMS = 4.0 * 132 * 128 * 128  # bytes in which a product of many tokens adds up: a tile for each multiprocessor
+SMS = 132
 SUMS_FROM = 17  # tokens, the fewest at which products add up in memory
 NOTHING = Cost(0.0, 0.0)
 SMALL = re.compile(r"^(add_norm|gated_norm|rotate|gate|activate)_kernel|elementwise|gather_kernel|CatArray")
@@ -46,7 +48,7 @@ def calls(workload: Workload, name: str) -> tuple[Call, ...]:
     attention, tokens = model.kinds.count("attention"), sum(new)
     gdn = model.layers - attention
     found = [*_products(workload, config), *_recurrence(workload, config, gdn), *_attention(workload, attention)]
-    found += _small(workload, config, gdn, attention)
+    found += [*_small(workload, config, gdn, attention), *_ahead(workload, config, gdn)]
     head = parts(workload, config.precision)["head"]
     rows = tokens if config.all_logits else len(new)
     logits = (2.0 + 4.0) * rows * model.vocab
@@ -113,6 +115,24 @@ def _products(workload: Workload, config: Config) -> list[Call]:
         if config.scratch and m >= SUMS_FROM:
             made.append(Call("scratch", times, cost=Cost(0.0, PARTIAL_SUMS), launches=2))
     return made
+
+
+def _ahead(workload: Workload, config: Config, gdn: int) -> list[Call]:
+    """What comes from memory before a kernel's turn, taken away: a trip and states, and weights beyond the stages.
+
+    Not of down_proj: no small kernel is ahead of it.
+    """
+    if config.ahead == "none":
+        return []
+    read = parts(workload, config.precision)["gdn"].bytes / gdn / 2
+    found = [Call("ahead", -gdn, cost=Cost(0.0, read))]
+    held, asked = (SMS * bytes_ for bytes_ in FORMS[config.form])
+    for call in _products(workload, config) if asked else ():
+        n, k = int(call.axes["N"]), int(call.axes["K"])
+        if k != model_of(workload).ffn:
+            beyond = max(0.0, min(asked, 0.5625 * n * k - held))
+            found.append(Call("ahead", -call.times, cost=Cost(0.0, beyond), launches=0))
+    return found
 
 
 def _recurrence(workload: Workload, config: Config, gdn: int) -> list[Call]:

@@ -15,6 +15,7 @@ from kernels.step.cases import bytes_of, model_of, new_tokens
 VALUES = {
     "products": ("w4a16", "w4a8"),
     "launch": ("waiting", "chained"),
+    "ahead": ("none", "state", "weights", "more", "beside"),
     "recurrence": ("fused", "apart"),
     "state": ("by_id", "gathered", "copied"),
     "scan": ("routed", "fused", "split"),
@@ -35,6 +36,9 @@ class Config:
     products:   activations of the NVFP4 products in 16 bits, or rounded to e4m3 from W4A8_FROM tokens on (LP16).
     launch:     a kernel waits for the one ahead, or is launched programmatically: it takes its place meanwhile, and a
                 product fetches weights (products, small kernels and the recurrence).
+    ahead:      what a chained kernel asks L2 for before it waits: nothing; the recurrence its states; those, and a
+                product 48 KB of weights a multiprocessor beyond its stages, or 168, or 94 beyond half the stages, so
+                that it finds room beside the one ahead (kernels/nvfp4/ring_config.py).
     recurrence: convolution, gates and delta rule of a decode step in one launch, or in three.
     state:      the recurrent state read and written at its row; gathered first and written there (LP10); gathered,
                 updated in scratch and copied back (LP9).
@@ -54,6 +58,7 @@ class Config:
 
     products: str = "w4a16"
     launch: str = "waiting"
+    ahead: str = "none"
     recurrence: str = "fused"
     state: str = "by_id"
     scan: str = "routed"
@@ -75,6 +80,8 @@ class Config:
             raise ValueError(
                 f'state="{self.state}" with recurrence="fused": one launch reads states by id; use "apart"'
             )
+        if self.ahead != "none" and self.launch != "chained":
+            raise ValueError(f'ahead="{self.ahead}" with launch="waiting": nothing is done before a wait; chain it too')
         if self.launch == "chained" and self.products != "w4a16":
             raise ValueError('launch="chained" with products="w4a8": only the w4a16 kernel has that form; take one')
         if self.gated and (self.gate_up or self.scratch or self.products != "w4a16"):
@@ -83,6 +90,12 @@ class Config:
             raise ValueError("waits=True with replayed=False: they are around a replay; capture it too")
         if self.scratch and self.launch == "chained":
             raise ValueError('scratch=True with launch="chained": what zeroes it stands in the chain; take one')
+
+    @property
+    def form(self) -> str:
+        """Of ring_config.FORMS, "" where a launch waits."""
+        asked = {"weights": "cuda_decode_ahead", "more": "cuda_decode_ahead_more", "beside": "cuda_decode_beside"}
+        return asked.get(self.ahead, "cuda_decode_chained") if self.launch == "chained" else ""
 
     @property
     def precision(self) -> str:
@@ -133,6 +146,10 @@ NAMED = {
     "served_few": Config(launch="chained", packing="alpha_beta_gemv", gate_up=True),  # what gains at few tokens
     "served_few_gated": Config(launch="chained", packing="alpha_beta_gemv", gated=True),
     "served_few_packed": Config(launch="chained", packing="all_gemv", gated=True),
+    "served_few_state": Config(launch="chained", packing="all_gemv", gated=True, ahead="state"),
+    "served_few_ahead": Config(launch="chained", packing="all_gemv", gated=True, ahead="weights"),
+    "served_few_ahead_more": Config(launch="chained", packing="all_gemv", gated=True, ahead="more"),
+    "served_few_beside": Config(launch="chained", packing="all_gemv", gated=True, ahead="beside"),
     "served_replayed": Config(replayed=True),
     "served_replayed_waits": Config(replayed=True, waits=True),
     "served_fused_scan": Config(scan="fused"),

@@ -69,8 +69,8 @@ def delta_rule(
         given = {"mixed_qkv": mixed, "a": a, "b": b, "conv_weight": args[f"{at}conv_weight"], "raw_qk": args["last"]}
         given |= {name: args[f"{at}{name}"] for name in ("A_log", "dt_bias")}
         given |= {"state_rows": args["state_rows"], "arrived": args["arrived"]}
-        chained = args["config"].launch == "chained"
-        cuda_decode_conv.launch(given, {"o": o, "state": state, "conv_state": conv}, chained=chained)
+        chained, early = args["config"].launch == "chained", args["config"].ahead != "none"
+        cuda_decode_conv.launch(given, {"o": o, "state": state, "conv_state": conv}, chained=chained, early=early)
         return o
     heads_k = (mixed.shape[1] // dim - heads_v) // 2
     filters = args[f"{at}conv1d.weight"]
@@ -144,7 +144,7 @@ PARTS = {
     "chained": replace(SERVED, **{name: partial(getattr(triton_fused, name), pdl=True) for name in SMALL}),
 }
 # What levers name of the NVFP4 family; on the CPU a product that rounds is rounded here, since the operator is exact.
-W4A8, CHAINED = "cuda_w4a8", "cuda_decode_chained"
+W4A8 = "cuda_w4a8"
 GDN_DIMS = (64, 128)
 
 
@@ -164,7 +164,7 @@ def prepare(inputs: Tensors, config: Config = USUAL) -> Args:
         at = key.removesuffix("gate_proj.weight_packed")
         gate, up = ({p: inputs[f"{at}{n}_proj.weight_{p}"] for p in ("packed", "scale", "tensor_scale")}
                     for n in ("gate", "up"))  # fmt: skip
-        args["gated"][at] = nvfp4_gated.Gated(gate, up, chained=config.launch == "chained")
+        args["gated"][at] = nvfp4_gated.Gated(gate, up, form=config.form)
         replaced |= {f"{at}gate_proj", f"{at}up_proj"}
     args["linears"] = {}
     for name in (key.removesuffix(".weight_packed") for key in inputs if key.endswith(".weight_packed")):
@@ -175,9 +175,7 @@ def prepare(inputs: Tensors, config: Config = USUAL) -> Args:
         if config.products == "w4a8" and device.type != "cuda":
             args["linears"][name] = partial(in_e4m3, weight)
             continue
-        only = (
-            W4A8 if config.products == "w4a8" and rows >= W4A8_FROM else CHAINED if config.launch == "chained" else ""
-        )
+        only = W4A8 if config.products == "w4a8" and rows >= W4A8_FROM else config.form
         one = nvfp4_ops.Linear(*weight, tokens=(rows, rows), only=only)
         args["linears"][name] = anew(one) if config.scratch else one
     lengths = [last - first for first, last in args["spans"]]

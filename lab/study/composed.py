@@ -317,8 +317,9 @@ def _judged(
 
 
 def cards() -> list[phases.Card]:
-    """Those whose family is made of other families' kernels."""
-    return [c for c in phases.cards().values() if c.family and (families.FOLDER / c.family / "calls.py").exists()]
+    """Those of a GPU's time whose family is made of other families' kernels."""
+    made = [c for c in phases.cards().values() if c.family and (families.FOLDER / c.family / "calls.py").exists()]
+    return [card for card in made if card.measure.timer != "host"]
 
 
 def by_part(trace: Trace, pattern: str, family: str, workload: str) -> breakdowns.Breakdown | None:

@@ -11,6 +11,7 @@ from kernels.chained.reference import reference
 from kernels.common import Workload
 from kernels.nvfp4 import cost as of_product
 from kernels.nvfp4 import format as fmt
+from kernels.nvfp4.ring_config import in_form
 from lab.check import accuracy
 from tests.kernels import stub_driver
 
@@ -62,9 +63,8 @@ def test_the_first_product_waits_in_every_arm(name: str, launched: list[int], mo
     workload = CHECKS[1]
     inputs = cases.inputs(workload, 3)
     args, out = candidate.prepare(inputs), cases.outputs(workload, inputs)
-    ring = chain.cuda_decode.choose_ring
     monkeypatch.setattr(
-        chain.cuda_decode, "configured", lambda m, n, k, dtype, device, chained: ring(m, n, k, dtype, pdl=chained)
+        chain.cuda_decode, "configured", lambda m, n, k, dtype, device, form: in_form(m, n, k, dtype, form)
     )
     seen: list[tuple[int, int, int]] = []
     driver = stub_driver.Driver([8, 8, 8, 8, 4, 4, 4, 4])

@@ -22,16 +22,24 @@ from kernels.gdn.cuda_decode import DecodeVariant
 from kernels.gdn.reference import reference
 from lab.check.accuracy import compare
 from tests.kernels import sass
-from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, built, needs_compiler
+from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, Stopped, built, needs_compiler
 
 pytestmark = needs_compiler
 
 
 ENTRY = """
+#ifndef PDL
+#define PDL 0
+#endif
 static std::map<const char*, int> owners;  // block by 16 bytes of a state, since the last launch
 static u64 contested;                      // accesses to what another block has touched
 static int own_block() { return blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z); }
+static const int *ids, *ids_end;  // which no kernel writes
+static void check_waited(const void* p, u32) {
+    if (PDL && !cpu.now->waited && (p < ids || p >= ids_end)) stop("a read of what the kernel ahead may write");
+}
 static void note_owner(const void* piece, u32) {
+    check_waited(piece, 16);
     const auto [entry, first] = owners.insert({(const char*)piece, own_block()});
     contested += !first && entry->second != own_block();
 }
@@ -65,7 +73,7 @@ extern "C" u64 bytes_prefetched_ahead(int blocks) {  // so many blocks before th
 template <class Kernel, class... Arguments>
 static void start(Kernel kernel, int x, int y, int z, int threads, int order, Arguments... arguments) {
     prefetched.clear(), owners.clear(), contested = 0;
-    on_state = note_owner, on_prefetch = note_prefetch;
+    on_state = note_owner, on_prefetch = note_prefetch, on_read = check_waited;
     launch_on_cpu({.grid = {x, y, z}, .threads = threads, .copies = AT_ISSUE, .backwards = order == 1},
                   [=] { kernel(arguments...); });
 }
@@ -102,9 +110,11 @@ def library(source: CudaSource, change: Change = UNCHANGED, only: str = "") -> S
     entry = ENTRY
     for name in [only] if only else source.kernels:
         entry += f'\nextern "C" void cpu_{name}(ARGUMENTS, int x, int y, int z, int threads, int order) {{'
+        entry += "ids = state_rows, ids_end = ids + batch;" if "conv" in name else ""
         entry += f"start({name}, x, y, z, threads, order, PASSED); }}"
     entry += LOOK if source is cuda_decode.SOURCE else ""
-    return built(source.path, entry, change, keep=lambda line: not only or instantiated(line) in ("", only))
+    kept = lambda line: not only or instantiated(line) in ("", only)  # noqa: E731
+    return built(source.path, entry, change, options=source.options, keep=kept)
 
 
 def c_value(x: Any) -> Any:
@@ -151,16 +161,16 @@ def problems(variant: DecodeVariant) -> tuple[Workload, ...]:
 
 
 def found(
-    variant: DecodeVariant, problem: Workload, cpu: Cpu, monkeypatch: pytest.MonkeyPatch
+    variant: DecodeVariant, problem: Workload, cpu: Cpu, monkeypatch: pytest.MonkeyPatch, **how: bool
 ) -> tuple[Tensors, Tensors]:
-    """(args, outputs) of one launch of this variant on a CPU."""
+    """(args, outputs) of one launch of this variant on a CPU. how: of a step's programmatic launch."""
     inputs = cases.inputs(problem, 2, "cpu")
     out = cases.outputs(problem, inputs)
     monkeypatch.setattr(cuda_decode, "cuda", cpu)
     monkeypatch.setattr(cuda_decode_conv, "cuda", cpu)
     if problem["op"] == "conv_decode":
         inputs = cuda_decode_conv._prepare(inputs)
-        cuda_decode_conv.launch(inputs, out, variant)
+        cuda_decode_conv.launch(inputs, out, variant, **how)
     else:
         cuda_decode.launch(inputs, out["state"], out["o"], variant)
     return inputs, out
@@ -184,15 +194,46 @@ def test_every_kernel_agrees_with_the_reference(
         assert form == "step" or not args["arrived"].any(), "the tickets are not cleared for the next launch"
 
 
+@pytest.mark.parametrize("variant", cuda_decode.VARIANTS, ids=lambda v: v.kernel)
+@pytest.mark.parametrize("how", ["chained", "early"])
+def test_a_programmatic_launch_reads_nothing_before_it_waits(
+    variant: DecodeVariant, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but the ids. The early one asks L2 for every live state, once, ahead of that."""
+    problem = cases._from_conv(cases._decode(4, (1, 3), dtype="bf16", pad=1, D=variant.dim, state_dtype=variant.state))
+    args, out = found(variant, problem, Cpu(), monkeypatch, **{how: True})
+    assert wrong(problem, args, out) == []
+    live = args["state"][[row for row in args["state_rows"].tolist() if row >= 0]]
+    assert how == "chained" or fetched(library(cuda_decode_conv.EARLY)) == live.nbytes
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("ask_for(v_channel);\n        wait_on_dependent_grids();", "ask_for(v_channel);"),
+        ("(LATE || PDL == 2) && me", "(LATE || PDL == 2) && b == 0 && me"),
+    ],
+)
+def test_a_mistake_before_the_wait_is_seen(change: Change, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, cpu = cases._from_conv(cases._decode(4, (1, 3))), Cpu(0, change)
+    if "wait" in change[0]:
+        with pytest.raises(Stopped, match="the kernel ahead may write"):
+            found(SMALL, problem, cpu, monkeypatch, early=True)
+        return
+    args, _ = found(SMALL, problem, cpu, monkeypatch, early=True)
+    made = library(cuda_decode_conv.EARLY, change, cpu.launched[0][0])
+    assert fetched(made) < args["state"][args["state_rows"].long()].nbytes
+
+
 def touched(made: StandIn) -> tuple[int, int]:
     """(bytes of states that the last launch read or wrote, accesses to what another block had touched)."""
     made.owned_bytes.restype = made.contested_accesses.restype = ctypes.c_uint64
     return made.owned_bytes(), made.contested_accesses()
 
 
-def fetched() -> int:
-    """Bytes of states whose fetch the last launch of decode.cu started; 0 where a block touched not all of them."""
-    read = library(cuda_decode.SOURCE, UNCHANGED).prefetched_bytes
+def fetched(made: StandIn) -> int:
+    """Bytes of states whose fetch the last launch started; 0 where a block touched not all of them."""
+    read = made.prefetched_bytes
     read.restype = ctypes.c_uint64
     return int(read())
 
@@ -266,7 +307,7 @@ def test_what_is_fetched_into_l2(variant: DecodeVariant, monkeypatch: pytest.Mon
     problem = cases._decode(4, (1, 3), dtype="bf16", pad=1, D=variant.dim, state_dtype=variant.state)
     inputs, _ = found(variant, problem, Cpu(), monkeypatch)
     live = inputs["state"][[row for row in inputs["state_rows"].tolist() if row >= 0]]
-    assert fetched() == (live.nbytes if variant.prefetch else 0)
+    assert fetched(library(cuda_decode.SOURCE)) == (live.nbytes if variant.prefetch else 0)
 
 
 @pytest.mark.parametrize("variant", cuda_decode.VARIANTS, ids=lambda v: v.kernel)
@@ -405,7 +446,7 @@ def test_fetching_ahead_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
         outs.append(cases.outputs(problem, inputs))
         cuda_decode.launch(inputs, outs[-1]["state"], outs[-1]["o"], variant)
         total = inputs["state"][rows].nbytes
-        assert (fetched(), touched(made)) == (total, (total, 0))
+        assert (fetched(made), touched(made)) == (total, (total, 0))
         later = total - own if variant is ahead else 0
         assert made.bytes_prefetched_ahead(0) == total - later
         assert made.bytes_prefetched_ahead(ahead.prefetch) == later

@@ -36,6 +36,8 @@ SAME = {  # lever: what it must equal bit for bit
     "served_gathered": "served_apart", "served_copied": "served_apart", "stock_in_place": "stock",
     "stock_by_id": "stock", "stock_2d": "served_apart", "served_per_sequence": "served", "served_alpha_beta": "served",
     "served_packed": "served", "served_few_packed": "served_few_gated", "served_gate_up": "served",
+    "served_few_state": "served_few_packed", "served_few_ahead": "served_few_packed",
+    "served_few_ahead_more": "served_few_packed", "served_few_beside": "served_few_packed",
     "served_all_logits": "served", "served_scratch": "served",
     "served_replayed": "served", "served_replayed_waits": "served", "served_fused_scan": "served",
     "served_split_scan": "served",
