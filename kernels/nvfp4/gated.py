@@ -54,8 +54,6 @@ class Gated(torch.nn.Module):
 
         y = x.new_empty(len(x), self.features)
         element, device = hopper.ELEMENTS.get(x.dtype, ""), x.device.index or 0
-        config = cuda_decode.configured(
-            len(x), 2 * self.features, x.shape[1], element, device, self.form, gated=True
-        )
+        config = cuda_decode.configured(len(x), 2 * self.features, x.shape[1], element, device, self.form, gated=True)
         cuda_decode.launch({"x": x, "w": self.w, "w_tensor_scale": self.tensor_scale}, y, config)
         return y

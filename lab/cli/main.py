@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -365,6 +366,10 @@ def _run(argv: Sequence[str]) -> int:
         # The reader (head, less) went away: not an error of ours. Keep Python from complaining at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        kept = "; what was measured is kept, --missing takes the rest" if arguments.COMMAND == "measure" else ""
+        print(f"lab: interrupted{kept}", file=sys.stderr)
+        return 128 + signal.SIGINT
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "msgspec":
             refusal = f"msgspec is not installed; {MSGSPEC}"  # nothing works without it, `lab doctor` neither

@@ -414,3 +414,17 @@ def test_closed_pipe(unbuffered: str, *arguments: str) -> None:
             command, cwd=REPOSITORY, env=environment, stdout=stdout, stderr=subprocess.PIPE, timeout=60
         )
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [("phases", ""), ("measure", "; what was measured is kept, --missing takes the rest")],
+)
+def test_an_interrupt_is_one_line(command: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def interrupted(*_: Any) -> int:
+        raise KeyboardInterrupt
+
+    module, _, name = main.COMMANDS[command].run.partition(":")
+    monkeypatch.setattr(importlib.import_module(module), name, interrupted)
+    assert main.main([command, *["q8-paths"] * (command == "measure")]) == 130
+    assert capsys.readouterr() == ("", f"lab: interrupted{said}\n")
