@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -65,6 +65,7 @@ CUDA_SOURCES = (
         options=("--std=c++17",),
     ),
 )
+CHAINED = replace(CUDA_SOURCES[0], options=(*CUDA_SOURCES[0].options, "-DPDL=1"))
 
 
 @dataclass(frozen=True)
@@ -161,8 +162,11 @@ def prepare(inputs: Tensors, kv: str) -> Tensors:
     return args | workspace(batch, q_heads, kv_heads, dim, blocks, master.device)
 
 
-def run(args: Tensors, out: Tensors, kv: str, config: DecodeConfig | None = None) -> None:
-    """out["o"] [batch, Hq, D] from prepared args, in one launch; `config`: another than `choose_config`'s."""
+def run(args: Tensors, out: Tensors, kv: str, config: DecodeConfig | None = None, chained: bool = False) -> None:
+    """out["o"] [batch, Hq, D] from prepared args, in one launch; `config`: another than `choose_config`'s.
+
+    chained: a programmatic launch, behind a kernel that writes of all this the queries and the newest tokens at most.
+    """
     q, k, o = args["q"], args["k"], out["o"]
     batch, q_heads, dim = q.shape
     _, kv_heads, page, _ = k.shape
@@ -192,8 +196,8 @@ def run(args: Tensors, out: Tensors, kv: str, config: DecodeConfig | None = None
     scale = cuda.f32(dim**-0.5 * LOG2_E)
     zero = cuda.i32(0)
     arguments = [*maps, *pointers, *map(cuda.i32, numbers), scale, cuda.i32(q.dtype == torch.bfloat16), zero]
-    loaded = cuda.load(CUDA_SOURCES[0], config.kernel, device, SHARED_BYTES)
-    cuda.launch(loaded, (config.blocks,), config.threads, arguments, SHARED_BYTES)
+    loaded = cuda.load(CHAINED if chained else CUDA_SOURCES[0], config.kernel, device, SHARED_BYTES)
+    cuda.launch(loaded, (config.blocks,), config.threads, arguments, SHARED_BYTES, programmatic=chained)
 
 
 def tiles(kernel: str) -> int:
@@ -281,22 +285,23 @@ def work(workload: Workload, sms: int, precision: str) -> Work:
     return Work(at_once, {"launches": 1.0, "merge": merge, "ends": made.items * (1500.0 + 8 * dim)})
 
 
-def _candidate(name: str, precision: str) -> Candidate:
+def _candidate(name: str, precision: str, chained: bool = False) -> Candidate:
     kv = KV_OF_PRECISION[precision]
     return Candidate(
-        name=name,
+        name=name + "_chained" * chained,
         precision=precision,
-        run=partial(run, kv=kv),
+        run=partial(run, kv=kv, chained=True) if chained else partial(run, kv=kv),
         needs=Needs(capability=(9, 0), packages=("cupy",)),
         prepare=partial(prepare, kv=kv),
         refuses=refuses,
         config=partial(config_text, kv=kv),
         work=partial(work, precision=precision),
+        no_route="for the place in a step behind a kernel that appends the tokens" if chained else "",
     )
 
 
-CANDIDATES = (
-    _candidate("cuda_bf16", "bf16"),
-    _candidate("cuda_fp8", "fp8-kv"),
-    _candidate("cuda_q8_0", "q8_0-kv"),
+CANDIDATES = tuple(
+    _candidate(name, precision, chained)
+    for chained in (False, True)
+    for name, precision in (("cuda_bf16", "bf16"), ("cuda_fp8", "fp8-kv"), ("cuda_q8_0", "q8_0-kv"))
 )

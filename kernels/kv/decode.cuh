@@ -4,6 +4,12 @@
 
 #include "sm90/mma.cuh"
 
+// 1: a programmatic dependent launch. Lengths, page ids and all tokens but a sequence's newest may be read before the
+// kernel ahead has ended; it writes those and the queries.
+#ifndef PDL
+#define PDL 0
+#endif
+
 enum { FP8 = 0, Q8_0 = 1, BF16 = 2, F16 = 3 };
 constexpr int PRODUCERS = 4;    // producer warps: number i loads the tiles of warps i, i + PRODUCERS ..
 constexpr int QUERIES = 8;      // columns of the product
@@ -263,7 +269,8 @@ struct Decode {
                 sts32(shared + HEAD_SCALES + 4 * i, __float_as_uint(x));
             }
         named_barrier_sync_unaligned(STARTED, THREADS);
-        for (int b = block; b < p.batch; b += grid)  // an empty sequence is nobody's: zeros
+        if constexpr (PDL) wait_on_dependent_grids();  // every block, so that the grid ends behind the one ahead
+        for (int b = block; b < p.batch; b += grid)    // an empty sequence is nobody's: zeros
             if (prefix_at(b) == prefix_at(b + 1))
                 for (int i = tid; i < p.kv_heads * p.group * D / 2; i += CONSUMERS)
                     ((u32*)p.o)[(u64)b * p.kv_heads * p.group * (D / 2) + i] = 0;
@@ -292,6 +299,7 @@ struct Decode {
     }
 
     DEVICE void run() {
+        if constexpr (PDL) launch_dependent_grids();
         if (warp >= WARPS) {  // warpgroups, as registers go from one to another
             warpgroup_reg_dealloc<56>();
             produce();

@@ -175,13 +175,20 @@ DEVICE void Decode<KIND, D, WARPS, TILES, STAGES>::produce() {
     }
     named_barrier_arrive_unaligned(STARTED, THREADS);
     if (first == last) return;
-    if (loads_queries) load_queries(asked, 0);
+    bool waited = !PDL;
+    const auto wait_once = [&]() {
+        if (!waited) wait_on_dependent_grids(), __syncwarp();
+        waited = true;
+    };
+    if (loads_queries) wait_once(), load_queries(asked, 0);
     int to = own_warp, stage = 0, phase = 0;                        // whose unit is next; its stage for K
     int late = last - first < p.capped_below ? -CAP : -0x7FFFFFFF;  // the load that must land before the next
     for (int unit = first + own_warp; n;) {
         const u32 tile = fetched(f);
+        const bool newest = f.state > 0 && f.c.unit == f.c.begin + f.c.count - 1;  // holds the last token of its item
         const int count = n;
         for (int j = 0; j < count; ++j, unit += PRODUCERS) {
+            if (PDL && !waited && warp_any(newest && lane / TILES == j)) wait_once();
             if (loads_queries)
                 while (unit >= asked.begin + asked.count) next_item(asked), load_queries(asked, ++items);
             int at = to * STAGES + stage, turn = phase;

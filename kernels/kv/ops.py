@@ -105,10 +105,12 @@ def batch(
     cache_dtype: torch.dtype,
     dtype: torch.dtype,
     device: torch.device | str,
+    chained: bool = False,
 ) -> Batch:
     """The `Batch` of `size` sequences of at most `tokens`, whose page table has room for just so many.
 
-    cache_dtype: of k and v; dtype: of q. Raises ValueError for other types, and where no kernel takes the shape.
+    cache_dtype: of k and v; dtype: of q. chained: the routed kernel's programmatic form, if it has one. Raises
+    ValueError for other types, and where no kernel takes the shape.
     """
     device = torch.device(device)
     if cache_dtype not in PRECISIONS or (cache_dtype.is_floating_point and cache_dtype != dtype):
@@ -121,6 +123,9 @@ def batch(
     axes = {"ctx": tokens, "batch": size, "Hq": q_heads, "Hkv": kv_heads, "D": dim, "page": page}
     word = operators.dtype_word(dtype)
     chosen = operators.choose(ROUTER, device, PRECISIONS[cache_dtype], dtype=word, **axes)
+    if chained:
+        able = operators.candidates(FAMILY, torch.cuda.get_device_capability(device))
+        chosen = able.get(f"{chosen.name}_chained", chosen)
     one_page = torch.zeros(1, kv_heads, page, dim, dtype=dtype, device=device)
     made = chosen.prepare(
         {

@@ -122,10 +122,11 @@ def _ahead(workload: Workload, config: Config, gdn: int) -> list[Call]:
 
     Not of down_proj: no small kernel is ahead of it.
     """
+    whole, attention = parts(workload, config.precision), model_of(workload).kinds.count("attention")
+    found = [Call("ahead", -attention, cost=Cost(0.0, whole["attention"].bytes / attention))] if config.pages else []
     if config.ahead == "none":
-        return []
-    read = parts(workload, config.precision)["gdn"].bytes / gdn / 2
-    found = [Call("ahead", -gdn, cost=Cost(0.0, read))]
+        return found
+    found.append(Call("ahead", -gdn, cost=Cost(0.0, whole["gdn"].bytes / gdn / 2)))
     held, asked = (SMS * bytes_ for bytes_ in FORMS[config.form])
     for call in _products(workload, config) if asked else ():
         n, k = int(call.axes["N"]), int(call.axes["K"])

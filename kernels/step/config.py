@@ -39,6 +39,7 @@ class Config:
     ahead:      what a chained kernel asks L2 for before it waits: nothing; the recurrence its states; those, and a
                 product 48 KB of weights a multiprocessor beyond its stages, or 168, or 94 beyond half the stages, so
                 that it finds room beside the one ahead (kernels/nvfp4/ring_config.py).
+    pages:      attention is launched programmatically too, and loads what lies in the caches before it waits.
     recurrence: convolution, gates and delta rule of a decode step in one launch, or in three.
     state:      the recurrent state read and written at its row; gathered first and written there (LP10); gathered,
                 updated in scratch and copied back (LP9).
@@ -59,6 +60,7 @@ class Config:
     products: str = "w4a16"
     launch: str = "waiting"
     ahead: str = "none"
+    pages: bool = False
     recurrence: str = "fused"
     state: str = "by_id"
     scan: str = "routed"
@@ -80,8 +82,8 @@ class Config:
             raise ValueError(
                 f'state="{self.state}" with recurrence="fused": one launch reads states by id; use "apart"'
             )
-        if self.ahead != "none" and self.launch != "chained":
-            raise ValueError(f'ahead="{self.ahead}" with launch="waiting": nothing is done before a wait; chain it too')
+        if (self.ahead != "none" or self.pages) and self.launch != "chained":
+            raise ValueError('ahead or pages with launch="waiting": nothing is done before a wait; chain it too')
         if self.launch == "chained" and self.products != "w4a16":
             raise ValueError('launch="chained" with products="w4a8": only the w4a16 kernel has that form; take one')
         if self.gated and (self.gate_up or self.scratch or self.products != "w4a16"):
@@ -147,6 +149,7 @@ NAMED = {
     "served_few_gated": Config(launch="chained", packing="alpha_beta_gemv", gated=True),
     "served_few_packed": Config(launch="chained", packing="all_gemv", gated=True),
     "served_few_state": Config(launch="chained", packing="all_gemv", gated=True, ahead="state"),
+    "served_few_pages": Config(launch="chained", packing="all_gemv", gated=True, ahead="state", pages=True),
     "served_few_ahead": Config(launch="chained", packing="all_gemv", gated=True, ahead="weights"),
     "served_few_ahead_more": Config(launch="chained", packing="all_gemv", gated=True, ahead="more"),
     "served_few_beside": Config(launch="chained", packing="all_gemv", gated=True, ahead="beside"),

@@ -190,7 +190,7 @@ def prepare(inputs: Tensors, config: Config = USUAL) -> Args:
     table = inputs["page_table"]
     args["batch"] = kv_ops.batch(
         len(lengths), table.shape[1] * page, gate_rows // (2 * head_dim), heads_kv, head_dim, page,
-        torch.uint8 if "k_scale" in inputs else inputs["k_cache"].dtype, torch.bfloat16, device,
+        torch.uint8 if "k_scale" in inputs else inputs["k_cache"].dtype, torch.bfloat16, device, config.pages,
     )  # fmt: skip
     args["seen"] = inputs["seq_lens"] + 1
     args["arrived"] = torch.zeros(len(lengths), heads_k, dtype=torch.int32, device=device)
