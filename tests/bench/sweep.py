@@ -5,7 +5,7 @@ which); `profile` or `counters` before a card and one workload runs that command
 when it is free and runs one `lab measure`, which keeps its processes from one comparison to the next where a cluster
 starts them anew, and has a line's workloads on one GPU, as a gate that compares them wants. What no time was left for
 is written back to LIST, and so is a line that was refused or whose process died. --out FILE.tar gets the files of
-profiles/ that are new.
+profiles/ that are new, whole behind each line.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -73,10 +74,15 @@ def run(line: str, gpu: str, until: float) -> bool:
     return whole and "left out, the budget" not in said
 
 
-def sweep(lines: list[str], gpus: list[str], seconds: float) -> list[str]:
-    """Work the lines on the GPUs; returns those that are left, in their order."""
-    waiting, left, lock = deque(enumerate(lines)), [], threading.Lock()
+def sweep(
+    lines: list[str], gpus: list[str], seconds: float, after: Callable[[list[str]], None] = lambda left: None
+) -> list[str]:
+    """Work the lines on the GPUs; returns those that are left, in their order. after: is told them behind each line."""
+    waiting, left, lock = deque(enumerate(lines)), set(range(len(lines))), threading.Lock()
     until = time.monotonic() + seconds
+
+    def still() -> list[str]:
+        return [lines[number] for number in sorted(left)]
 
     def work(gpu: str) -> None:
         while until - time.monotonic() > LEAST_S:
@@ -84,16 +90,18 @@ def sweep(lines: list[str], gpus: list[str], seconds: float) -> list[str]:
                 if not waiting:
                     return
                 number, line = waiting.popleft()
-            if not run(line, gpu, until):
-                left.append((number, line))
+            done = run(line, gpu, until)
+            with lock:
+                left.difference_update([number] if done else [])
+                after(still())
 
     with ThreadPoolExecutor(len(gpus)) as pool:
         list(pool.map(work, gpus))
-    return [line for _, line in sorted((*left, *waiting))]
+    return still()
 
 
 def main() -> int:
-    """Work the list, write back what is left of it, and pack what is new."""
+    """Work the list; behind each line write back what is left of it, and pack what is new."""
     ask = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     ask.add_argument("list", type=Path)
     ask.add_argument("--seconds", type=float, required=True)
@@ -101,15 +109,24 @@ def main() -> int:
     given = ask.parse_args()
     there = {path for path in store.folder().rglob("*") if path.is_file()}
     lines = [line for line in files.read_bytes(given.list).decode().splitlines() if line.strip()]
-    left = sweep(lines, machine.gpus() or [""], given.seconds)
-    files.write(given.list, "".join(f"{line}\n" for line in left))
-    every = (path for path in store.folder().rglob("*") if path.is_file() and not path.name.startswith("."))
-    new = sorted(path for path in every if path not in there)
-    if given.out:
-        with tarfile.open(given.out, "w") as tar:
-            for path in new:
-                tar.add(path, path.relative_to(store.folder()))
-    print(f"{len(lines) - len(left)} of {len(lines)} lines done; {len(new)} new files")
+
+    def new() -> list[Path]:
+        every = (path for path in store.folder().rglob("*") if path.is_file() and not path.name.startswith("."))
+        return sorted(path for path in every if path not in there)
+
+    def save(left: list[str]) -> None:
+        """Whole or not at all: a machine that is lent may go at any time."""
+        files.write(given.list, "".join(f"{line}\n" for line in left))
+        if given.out:
+            part = given.out.with_suffix(".part")
+            with tarfile.open(part, "w") as tar:
+                for path in new():
+                    tar.add(path, path.relative_to(store.folder()))
+            part.replace(given.out)
+
+    left = sweep(lines, machine.gpus() or [""], given.seconds, save)
+    save(left)
+    print(f"{len(lines) - len(left)} of {len(lines)} lines done; {len(new())} new files")
     return int(bool(left))
 
 

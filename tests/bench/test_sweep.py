@@ -5,6 +5,7 @@ import sys
 import tarfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,3 +83,27 @@ def test_what_has_rows_is_measured_again_with_the_options_of_its_line() -> None:
     asked = sweep.command("again gemm-slices m100_n2048_k7168 --rest=12", 300)
     assert asked[3:] == ["measure", "gemm-slices", "--workload=m100_n2048_k7168", "--rest=12", "--budget=275s"]
     assert "--missing" in sweep.command("gemm-slices m100_n2048_k7168", 300)
+
+
+def test_what_is_new_is_packed_behind_each_line(
+    profiles: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A machine may go at any time: so far whatever was done is there, and what is under way is asked again."""
+    asked, out = tmp_path / "list", tmp_path / "rows.tar"
+    asked.write_text("a\nb\nslow\n")
+    seen: list[tuple[list[str], str]] = []
+    kept = sweep.sweep
+
+    def watched(lines: list[str], gpus: list[str], seconds: float, after: Any) -> list[str]:
+        def both(left: list[str]) -> None:
+            after(left)
+            with tarfile.open(out) as tar:
+                seen.append((sorted(tar.getnames()), asked.read_text()))
+
+        return kept(lines, ["one"], seconds, both)
+
+    monkeypatch.setattr(sweep, "sweep", watched)
+    monkeypatch.setattr(sys, "argv", ["sweep", str(asked), "--seconds", "4", "--out", str(out)])
+    assert sweep.main() == 1
+    assert seen[:2] == [(["a.jsonl"], "b\nslow\n"), (["a.jsonl", "b.jsonl"], "slow\n")]
+    assert not out.with_suffix(".part").exists()
