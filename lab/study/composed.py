@@ -3,7 +3,8 @@
 kernels/<family>/calls.py says which kernels of other families an arm launches, how often. Each is timed by the newest
 cold row of just that problem, else by the router's time model with its interval; what no family measures, by its floor
 at the measured ceilings and its launches (the constants below). What two arms share cancels, so the interval of a
-change is that of the calls in which they differ. It is written before a card is measured and graded by it afterwards.
+change is that of the calls in which they differ. A row that a cap on the clock slowed may be shorter in a step, by the
+ratio of the clocks. An expectation is written before a card is measured and graded by it afterwards.
 
 On a device without rows of a kernel its time is carried over from the one with most: only the floor changes, by the
 ceilings of both. What a kernel takes beyond its floor (latency, its instructions, launches) is the same where the
@@ -173,8 +174,15 @@ def _of_floor(call: Any, device: devices.Device, shares: tuple[float, float, flo
 
 
 def _of_row(row: Measurement) -> Time:
-    us = row.time_us or 0.0
-    return Time(us, us * (1 - PROCESS), us * (1 + PROCESS), f"{row.name} {row.workload_id}")
+    """Its time, which a cap on the clock may have made longer than the same is in a step, but not than its floor."""
+    from kernels.common import Cost
+
+    us, device = row.time_us or 0.0, devices.get(row.device)
+    low = us * (1 - PROCESS)
+    if cap := evidence.slowed(device, row):
+        floor = floor_us(device, Cost(row.flops or 0.0, row.bytes or 0.0, row.pipe or "bf16"))
+        low = max(low / cap.usual, min(low, floor))
+    return Time(us, low, us * (1 + PROCESS), f"{row.name} {row.workload_id}")
 
 
 def floor_us(device: devices.Device, cost: Any) -> float:

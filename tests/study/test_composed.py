@@ -108,6 +108,19 @@ def newest(name: str, workload: str) -> float:
     return max(rows, key=lambda r: r.run).time_us or 0.0
 
 
+def test_a_row_under_a_cap_may_be_shorter_in_a_step() -> None:
+    """By the ratio of the clocks at most, as the judge has it, and not below the floor."""
+    rows = [r for r in store.rows("h200", family="nvfp4") if r.time_us and r.placements > 1 and r.metric == "kernel_us"]
+    capped, free = (next(r for r in rows if bool(r.throttled) == wanted) for wanted in (True, False))
+    cap, work = evidence.slowed(H200, capped), (capped.flops, capped.bytes, capped.pipe)
+    assert cap
+    assert cap.usual > 1
+    found, floor = composed._of_row(capped), composed.floor_us(H200, Cost(*work))  # type: ignore[arg-type]
+    assert found.low == pytest.approx(max(0.98 * found.us / cap.usual, min(0.98 * found.us, floor)))
+    assert found.low < 0.97 * found.us
+    assert composed._of_row(free).low == pytest.approx(0.98 * composed._of_row(free).us)
+
+
 def test_a_copied_state_by_hand() -> None:
     """Six GDN layers: recurrent_decode_copied less recurrent_decode_gathered at 128 sequences."""
     where = "decode_b128_hk16_hv48_d128"

@@ -20,7 +20,10 @@ from lab.write import notes, pages
 H200 = devices.get("h200")
 
 
-@pytest.mark.parametrize("family", families.names())
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=pytest.mark.slow) if name == "step" else name for name in families.names()],  # its traces
+)
 def test_the_notes_say_what_the_rows_say(family: str) -> None:
     """Each word and figure; `lab write --notes` makes them again after a measurement."""
     text = notes.path(family).read_text(encoding="utf-8")
