@@ -43,8 +43,10 @@ SOURCE = CudaSource(
     capability=(9, 0),
     architecture="sm_90a",
 )
-CHAINED = replace(SOURCE, options=(*SOURCE.options, "-DPDL=1"))  # waits by itself for the kernel ahead
-EARLY = replace(SOURCE, options=(*SOURCE.options, "-DPDL=2"))  # asks L2 for its states before that
+# By the form of a launch. Programmatic ones wait for the kernel ahead by themselves; "early" asks L2 for states first.
+FORMS = {"": SOURCE} | {
+    form: replace(SOURCE, options=(*SOURCE.options, f"-DPDL={pdl}")) for pdl, form in ((1, "chained"), (2, "early"))
+}
 CUDA_SOURCES = (SOURCE,)
 
 
@@ -71,24 +73,20 @@ def _prepare(inputs: Tensors) -> Tensors:
     return inputs | {"arrived": torch.zeros(batch, heads_k, dtype=torch.int32, device=device)}
 
 
-def launch(
-    args: Tensors, out: Tensors, variant: DecodeVariant | None = None, chained: bool = False, early: bool = False
-) -> None:
+def launch(args: Tensors, out: Tensors, variant: DecodeVariant | None = None, form: str = "") -> None:
     """One token for each sequence: out["state"] and out["conv_state"] are updated at args["state_rows"], o written.
 
-    chained: a programmatic launch, for a step whose kernels are all launched so. early: of those, one that asks L2 for
-    its states before it waits; the kernel ahead must not write state_rows.
+    form: of FORMS, a programmatic one where all kernels of a step are launched so and none of them writes state_rows.
     """
     (batch, heads_k), (_, heads_v, dim, _) = args["arrived"].shape, out["state"].shape
     chosen = variant or cuda_decode.choose_config(batch, heads_v, dim, STATES[out["state"].dtype])
-    source = EARLY if early else CHAINED if chained else SOURCE
-    kernel = cuda.load(source, kernel_name(chosen), out["o"].device.index or 0)
+    kernel = cuda.load(FORMS[form], kernel_name(chosen), out["o"].device.index or 0)
     tensors = [args[n] for n in ("mixed_qkv", "a", "b", "conv_weight", "A_log", "dt_bias")]
     tensors += [out["conv_state"], out["state"], args["state_rows"], args["arrived"], out["o"]]
     numbers = (batch, heads_k, heads_v, int("raw_qk" in args), FORMATS[args["mixed_qkv"].dtype])
     arguments: list[Any] = [*tensors, cuda.f32(dim**-0.5), *map(cuda.i32, numbers)]
     grid = (dim // chosen.v_tile, heads_v, batch)
-    cuda.launch(kernel, grid, 32 * warps(chosen), arguments, programmatic=chained or early)
+    cuda.launch(kernel, grid, 32 * warps(chosen), arguments, programmatic=form != "")
 
 
 def refuses(workload: Workload) -> str:

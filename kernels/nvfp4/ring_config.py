@@ -39,7 +39,7 @@ FORMS = {
     "cuda_decode_chained": (PDL_FLIGHT_BYTES, 0),
     "cuda_decode_ahead": (PDL_FLIGHT_BYTES, 48 * 1024),
     "cuda_decode_ahead_more": (PDL_FLIGHT_BYTES, 168 * 1024),
-    "cuda_decode_beside": (FLIGHT_BYTES, 94 * 1024),
+    "cuda_decode_half_stages": (FLIGHT_BYTES, 94 * 1024),
 }
 
 

@@ -123,7 +123,9 @@ def _ahead(workload: Workload, config: Config, gdn: int) -> list[Call]:
     Not of down_proj: no small kernel is ahead of it.
     """
     whole, attention = parts(workload, config.precision), model_of(workload).kinds.count("attention")
-    found = [Call("ahead", -attention, cost=Cost(0.0, whole["attention"].bytes / attention))] if config.pages else []
+    found = []
+    if config.chained_attention:
+        found.append(Call("ahead", -attention, cost=Cost(0.0, whole["attention"].bytes / attention)))
     if config.ahead == "none":
         return found
     found.append(Call("ahead", -gdn, cost=Cost(0.0, whole["gdn"].bytes / gdn / 2)))

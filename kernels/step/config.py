@@ -7,7 +7,7 @@ reference must see the same bits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from kernels.common import Workload
 from kernels.step.cases import bytes_of, model_of, new_tokens
@@ -15,7 +15,7 @@ from kernels.step.cases import bytes_of, model_of, new_tokens
 VALUES = {
     "products": ("w4a16", "w4a8"),
     "launch": ("waiting", "chained"),
-    "ahead": ("none", "state", "weights", "more", "beside"),
+    "ahead": ("none", "state", "weights", "more", "half_stages"),
     "recurrence": ("fused", "apart"),
     "state": ("by_id", "gathered", "copied"),
     "scan": ("routed", "fused", "split"),
@@ -39,7 +39,7 @@ class Config:
     ahead:      what a chained kernel asks L2 for before it waits: nothing; the recurrence its states; those, and a
                 product 48 KB of weights a multiprocessor beyond its stages, or 168, or 94 beyond half the stages, so
                 that it finds room beside the one ahead (kernels/nvfp4/ring_config.py).
-    pages:      attention is launched programmatically too, and loads what lies in the caches before it waits.
+    chained_attention: attention is launched programmatically too, and loads old tokens before it waits.
     recurrence: convolution, gates and delta rule of a decode step in one launch, or in three.
     state:      the recurrent state read and written at its row; gathered first and written there (LP10); gathered,
                 updated in scratch and copied back (LP9).
@@ -60,7 +60,7 @@ class Config:
     products: str = "w4a16"
     launch: str = "waiting"
     ahead: str = "none"
-    pages: bool = False
+    chained_attention: bool = False
     recurrence: str = "fused"
     state: str = "by_id"
     scan: str = "routed"
@@ -82,8 +82,8 @@ class Config:
             raise ValueError(
                 f'state="{self.state}" with recurrence="fused": one launch reads states by id; use "apart"'
             )
-        if (self.ahead != "none" or self.pages) and self.launch != "chained":
-            raise ValueError('ahead or pages with launch="waiting": nothing is done before a wait; chain it too')
+        if (self.ahead != "none" or self.chained_attention) and self.launch != "chained":
+            raise ValueError('ahead or chained_attention with launch="waiting": chain what they come before, too')
         if self.launch == "chained" and self.products != "w4a16":
             raise ValueError('launch="chained" with products="w4a8": only the w4a16 kernel has that form; take one')
         if self.gated and (self.gate_up or self.scratch or self.products != "w4a16"):
@@ -96,8 +96,8 @@ class Config:
     @property
     def form(self) -> str:
         """Of ring_config.FORMS, "" where a launch waits."""
-        asked = {"weights": "cuda_decode_ahead", "more": "cuda_decode_ahead_more", "beside": "cuda_decode_beside"}
-        return asked.get(self.ahead, "cuda_decode_chained") if self.launch == "chained" else ""
+        asked = {"weights": "ahead", "more": "ahead_more", "half_stages": "half_stages"}.get(self.ahead, "chained")
+        return f"cuda_decode_{asked}" if self.launch == "chained" else ""
 
     @property
     def precision(self) -> str:
@@ -129,6 +129,7 @@ class Config:
 
 
 USUAL = Config()
+PACKED = Config(launch="chained", packing="all_gemv", gated=True)
 
 # One lever against `served`, or against the name that the card's control has.
 NAMED = {
@@ -147,12 +148,12 @@ NAMED = {
     "served_chained": Config(launch="chained"),
     "served_few": Config(launch="chained", packing="alpha_beta_gemv", gate_up=True),  # what gains at few tokens
     "served_few_gated": Config(launch="chained", packing="alpha_beta_gemv", gated=True),
-    "served_few_packed": Config(launch="chained", packing="all_gemv", gated=True),
-    "served_few_state": Config(launch="chained", packing="all_gemv", gated=True, ahead="state"),
-    "served_few_pages": Config(launch="chained", packing="all_gemv", gated=True, ahead="state", pages=True),
-    "served_few_ahead": Config(launch="chained", packing="all_gemv", gated=True, ahead="weights"),
-    "served_few_ahead_more": Config(launch="chained", packing="all_gemv", gated=True, ahead="more"),
-    "served_few_beside": Config(launch="chained", packing="all_gemv", gated=True, ahead="beside"),
+    "served_few_packed": PACKED,
+    "served_few_state": replace(PACKED, ahead="state"),
+    "served_few_attention": replace(PACKED, ahead="state", chained_attention=True),
+    "served_few_ahead": replace(PACKED, ahead="weights"),
+    "served_few_ahead_more": replace(PACKED, ahead="more"),
+    "served_few_half_stages": replace(PACKED, ahead="half_stages"),
     "served_replayed": Config(replayed=True),
     "served_replayed_waits": Config(replayed=True, waits=True),
     "served_fused_scan": Config(scan="fused"),

@@ -69,8 +69,9 @@ def delta_rule(
         given = {"mixed_qkv": mixed, "a": a, "b": b, "conv_weight": args[f"{at}conv_weight"], "raw_qk": args["last"]}
         given |= {name: args[f"{at}{name}"] for name in ("A_log", "dt_bias")}
         given |= {"state_rows": args["state_rows"], "arrived": args["arrived"]}
-        chained, early = args["config"].launch == "chained", args["config"].ahead != "none"
-        cuda_decode_conv.launch(given, {"o": o, "state": state, "conv_state": conv}, chained=chained, early=early)
+        config = args["config"]
+        form = "" if config.launch == "waiting" else "chained" if config.ahead == "none" else "early"
+        cuda_decode_conv.launch(given, {"o": o, "state": state, "conv_state": conv}, form=form)
         return o
     heads_k = (mixed.shape[1] // dim - heads_v) // 2
     filters = args[f"{at}conv1d.weight"]
@@ -190,7 +191,8 @@ def prepare(inputs: Tensors, config: Config = USUAL) -> Args:
     table = inputs["page_table"]
     args["batch"] = kv_ops.batch(
         len(lengths), table.shape[1] * page, gate_rows // (2 * head_dim), heads_kv, head_dim, page,
-        torch.uint8 if "k_scale" in inputs else inputs["k_cache"].dtype, torch.bfloat16, device, config.pages,
+        torch.uint8 if "k_scale" in inputs else inputs["k_cache"].dtype, torch.bfloat16, device,
+        config.chained_attention,
     )  # fmt: skip
     args["seen"] = inputs["seq_lens"] + 1
     args["arrived"] = torch.zeros(len(lengths), heads_k, dtype=torch.int32, device=device)

@@ -125,13 +125,15 @@ def gaps(family: str, device_id: str = "h200") -> list[str]:
                 _, arm, workload = label.split("/")
                 with contextlib.suppress(BadInput):  # an eager arm has no replay
                     step = summarise(windows.by_replay(windows.by_nvtx(trace, f"{label}*"), -1))
+                    if not step.gaps:
+                        continue
                     longest = step.gaps[0]
                     cells = f"{step.kernel_count:,} | {step.span_us:,.0f} | {step.idle_us:.1f} | {longest.us:.1f} | "
                     cells += f"{longest.after}, {longest.before} | {run}"
                     key = about[arm], workload
                     found[key] = max(found.get(key, ("", "")), (run, cells))
     return [
-        "| arm | workload | kernels | step us | idle us | longest us | between | trace |",
+        "| arm | workload | kernels | step us | idle us | longest gap us | behind, ahead of | trace |",
         "|---|---|---|---|---|---|---|---|",
         *(f"| {arm} | `{workload}` | {cells} |" for (arm, workload), (_, cells) in sorted(found.items())),
     ]

@@ -41,7 +41,7 @@ PARTS = {  # of the step that a card's lever changes, in the model
     "step-chained": {"ffn", "gdn products", "attention products"}, "step-gate-up": {"ffn"},
     "step-gated": {"activation", "launches"}, "step-few-packed": {"gdn products"},
     "step-few-state": {"ahead", "launches"}, "step-few-ahead": {"ahead"},
-    "step-few-pages": {"ahead", "launches"},
+    "step-few-attention": {"ahead", "launches"},
     "step-im5": {"launches", "copies"}, "step-alpha-beta": {"launches"},
     "step-im5-packed": {"gdn products", "launches", "copies"},
     "step-lb10": {"head"},

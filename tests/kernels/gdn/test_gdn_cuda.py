@@ -254,8 +254,7 @@ def test_shared_memory_fits() -> None:
         cuda_segments.SOURCE,
         cuda_segments_in_scan.SOURCE,
         cuda_decode.SOURCE,
-        cuda_decode_conv.SOURCE,
-        cuda_decode_conv.CHAINED,
+        *cuda_decode_conv.FORMS.values(),
     ],
     ids=lambda s: s.path.stem,
 )

@@ -161,16 +161,16 @@ def problems(variant: DecodeVariant) -> tuple[Workload, ...]:
 
 
 def found(
-    variant: DecodeVariant, problem: Workload, cpu: Cpu, monkeypatch: pytest.MonkeyPatch, **how: bool
+    variant: DecodeVariant, problem: Workload, cpu: Cpu, monkeypatch: pytest.MonkeyPatch, form: str = ""
 ) -> tuple[Tensors, Tensors]:
-    """(args, outputs) of one launch of this variant on a CPU. how: of a step's programmatic launch."""
+    """(args, outputs) of one launch of this variant on a CPU. form: of a step's programmatic launch."""
     inputs = cases.inputs(problem, 2, "cpu")
     out = cases.outputs(problem, inputs)
     monkeypatch.setattr(cuda_decode, "cuda", cpu)
     monkeypatch.setattr(cuda_decode_conv, "cuda", cpu)
     if problem["op"] == "conv_decode":
         inputs = cuda_decode_conv._prepare(inputs)
-        cuda_decode_conv.launch(inputs, out, variant, **how)
+        cuda_decode_conv.launch(inputs, out, variant, form)
     else:
         cuda_decode.launch(inputs, out["state"], out["o"], variant)
     return inputs, out
@@ -195,16 +195,16 @@ def test_every_kernel_agrees_with_the_reference(
 
 
 @pytest.mark.parametrize("variant", cuda_decode.VARIANTS, ids=lambda v: v.kernel)
-@pytest.mark.parametrize("how", ["chained", "early"])
+@pytest.mark.parametrize("form", ["chained", "early"])
 def test_a_programmatic_launch_reads_nothing_before_it_waits(
-    variant: DecodeVariant, how: str, monkeypatch: pytest.MonkeyPatch
+    variant: DecodeVariant, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing but the ids. The early one asks L2 for every live state, once, ahead of that."""
     problem = cases._from_conv(cases._decode(4, (1, 3), dtype="bf16", pad=1, D=variant.dim, state_dtype=variant.state))
-    args, out = found(variant, problem, Cpu(), monkeypatch, **{how: True})
+    args, out = found(variant, problem, Cpu(), monkeypatch, form)
     assert wrong(problem, args, out) == []
     live = args["state"][[row for row in args["state_rows"].tolist() if row >= 0]]
-    assert how == "chained" or fetched(library(cuda_decode_conv.EARLY)) == live.nbytes
+    assert form == "chained" or fetched(library(cuda_decode_conv.FORMS[form])) == live.nbytes
 
 
 @pytest.mark.parametrize(
@@ -218,10 +218,10 @@ def test_a_mistake_before_the_wait_is_seen(change: Change, monkeypatch: pytest.M
     problem, cpu = cases._from_conv(cases._decode(4, (1, 3))), Cpu(0, change)
     if "wait" in change[0]:
         with pytest.raises(Stopped, match="the kernel ahead may write"):
-            found(SMALL, problem, cpu, monkeypatch, early=True)
+            found(SMALL, problem, cpu, monkeypatch, "early")
         return
-    args, _ = found(SMALL, problem, cpu, monkeypatch, early=True)
-    made = library(cuda_decode_conv.EARLY, change, cpu.launched[0][0])
+    args, _ = found(SMALL, problem, cpu, monkeypatch, "early")
+    made = library(cuda_decode_conv.FORMS["early"], change, cpu.launched[0][0])
     assert fetched(made) < args["state"][args["state_rows"].long()].nbytes
 
 

@@ -16,12 +16,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.common import Tensors, Tolerance, Workload
+from kernels.common import CudaSource, Tensors, Tolerance, Workload
 from kernels.kv import cases, cuda_decode
 from kernels.kv.controls import cuda_layouts
 from kernels.kv.reference import reference
 from lab.check import accuracy, aot_worker
-from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, Stopped, built, needs_compiler
+from tests.kernels.on_cpu.stand_in import Change, Stopped, built, needs_compiler
 
 SOURCE = cuda_decode.CUDA_SOURCES[0].path
 PRECISION = {"fp8": "fp8-kv", "q8_0": "q8_0-kv", "bf16": "bf16", "fp16": "bf16"}
@@ -37,10 +37,22 @@ extern "C" void allow_copies(const char* begin, u64 bytes) {
     if (!bytes) readable.clear();
     else readable.push_back({begin, bytes});
 }
+static std::vector<Extent> ahead;  // what the kernel ahead of a programmatic launch may write
+static int early;                  // copies before the wait, since they were last asked for
+extern "C" void written_ahead(const char* begin, u64 bytes) {
+    if (!bytes) ahead.clear();
+    else ahead.push_back({begin, bytes});
+}
+extern "C" int early_copies() { return std::exchange(early, 0); }
 extern "C" void on_cpu(int mode, int grid, int threads, int order, PARAMETERS) {
     ASSIGN
     on_async_read = [](const void* from, u32 bytes) {
         const char* at = (const char*)from;
+        if (PDL && !cpu.now->waited) {
+            early++;
+            for (const Extent& x : ahead)
+                if (at < x.begin + x.bytes && x.begin < at + bytes) stop("a read of what the kernel ahead may write");
+        }
         for (const Extent& x : readable) if (at >= x.begin && at + bytes <= x.begin + x.bytes) return;
         stop("bulk copy from outside the cache");
     };
@@ -60,14 +72,14 @@ def on_cpu():
     parameters = " ".join(parameters.replace("\\", " ").replace("const __grid_constant__ ", "").split())
     names = [re.findall(r"\w+", p)[-1] for p in parameters.split(",")]
 
-    def build(name: str, change: Change = UNCHANGED):
+    def build(name: str, *changes: Change):
         given = [f"given.{n}" for n in names]
         entry = ENTRY.replace("ARGUMENTS", parameters.replace(",", ";"))
         entry = entry.replace("PARAMETERS", parameters.replace("TensorMap ", "const TensorMap* "))
         entry = entry.replace("ASSIGN", " ".join(f"given.{n} = {'*' if n.endswith('_map') else ''}{n};" for n in names))
         entry = entry.replace("NAME", name).replace("PASS", ", ".join(given))
         keep = lambda line: not line.startswith("KV_DECODE(") or f"({name}," in line  # noqa: E731
-        return built(SOURCE, entry, change, keep=keep)
+        return built(SOURCE, entry, *changes, keep=keep)
 
     return functools.cache(build)
 
@@ -113,6 +125,14 @@ def hold(workload: Workload, given: Tensors, args: Tensors, clean: Tensors, leng
         junk = {torch.uint8: 0x7F, torch.int8: 127}.get(plane.dtype, math.nan)
         args[name].transpose(1, 2)[unowned] = junk
     return reference(cases.reference_inputs(workload, given, precision))["o"]
+
+
+def newest(args: Tensors, lengths: list[int]) -> list[torch.Tensor]:
+    """The queries, and of each cache the rows of the sequences' last tokens."""
+    page = args["k"].shape[2]
+    last = [(int(args["page_table"][b, (n - 1) // page]), (n - 1) % page) for b, n in enumerate(lengths) if n]
+    planes = [args[name] for name in ("k", "v", "k_scale", "v_scale") if args[name].dim() == 4]
+    return [args["q"], *(plane[at, h, slot] for plane in planes for at, slot in last for h in range(plane.shape[1]))]
 
 
 def other_lengths(lengths: list[int], ctx: int) -> list[int]:
@@ -192,6 +212,9 @@ def test_on_cpu(on_cpu, kernel: str, case: str, capped_below: int) -> None:
         given["page_table"] = given["page_table"].flip(0, 1)
         wanted = hold(workload, given, args, clean, now, PRECISION[FORMS[kernel]])
         out.fill_(math.nan)
+        library.written_ahead(None, ctypes.c_uint64(0))
+        for row in newest(args, now):
+            library.written_ahead(ctypes.c_void_p(row.data_ptr()), ctypes.c_uint64(row.nbytes))
         places = [ctypes.c_void_p(x.data_ptr()) for x in maps]
         library.on_cpu(mode, blocks, config.threads, order_of_blocks, *places, *pointers, *shapes, scale, is_bf16, 0)
         assert not args["arrived"].any()
@@ -230,7 +253,36 @@ FENCES = {  # what is changed, in which case it is seen
 def test_a_missing_proxy_fence_stops_the_launch(on_cpu, name: str) -> None:
     *change, case = FENCES[name]
     with pytest.raises(Stopped, match="no proxy fence"):
-        test_on_cpu(functools.partial(on_cpu, change=tuple(change)), COMMON, case, 40)
+        test_on_cpu(lambda kernel: on_cpu(kernel, tuple(change)), COMMON, case, 40)
+
+
+PROGRAMMATIC = "#define PDL 0", "#define PDL 1"
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["many_blocks", "teams", "ragged_and_empty", "long_part"])
+@pytest.mark.parametrize("kernel", [COMMON, cuda_decode.KERNELS["bf16", 256], cuda_decode.KERNELS["q8_0", 128]])
+def test_a_programmatic_launch_reads_old_tokens_alone_before_it_waits(on_cpu, kernel: str, case: str) -> None:
+    made = on_cpu(kernel, PROGRAMMATIC)
+    made.early_copies()  # of tests before
+    test_on_cpu(lambda kernel: made, kernel, case, 40)
+    assert made.early_copies() > 0
+
+
+WAITS = (
+    ("if (PDL && !waited && warp_any(newest && lane / TILES == j)) wait_once();", ""),
+    ("if (loads_queries) wait_once(), load_queries", "if (loads_queries) load_queries"),
+    ("f.c.unit == f.c.begin + f.c.count - 1", "f.c.unit == f.c.begin + f.c.count"),
+)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("change", WAITS)
+def test_a_missing_wait_stops_the_launch(on_cpu, change: Change) -> None:
+    with pytest.raises(Stopped, match="the kernel ahead may write"):
+        test_on_cpu(lambda kernel: on_cpu(kernel, PROGRAMMATIC, change), COMMON, "many_blocks", 40)
 
 
 def phases_of(addresses: list[int], size: int) -> int:
@@ -340,10 +392,11 @@ def test_prepare_refuses_and_makes_room() -> None:
 
 
 @pytest.mark.slow
-def test_compiles_without_spills() -> None:
+@pytest.mark.parametrize("source", [cuda_decode.CUDA_SOURCES[0], cuda_decode.CHAINED], ids=["waits", "programmatic"])
+def test_compiles_without_spills(source: CudaSource) -> None:
     if not shutil.which("nvcc"):
         pytest.skip("needs nvcc to compile for sm_90a")
-    for row in aot_worker.compile_cuda(cuda_decode.CUDA_SOURCES[0], 90):
+    for row in aot_worker.compile_cuda(source, 90):
         assert row["status"] == "ok", row
         assert row["spill_bytes"] == 0, row
 
