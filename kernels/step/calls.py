@@ -21,7 +21,7 @@ PARTIAL_SUMS = 4.0 * 132 * 128 * 128  # bytes in which a product of many tokens 
 SMS = 132
 SUMS_FROM = 17  # tokens, the fewest at which products add up in memory
 NOTHING = Cost(0.0, 0.0)
-SMALL = re.compile(r"^(add_norm|gated_norm|rotate|gate|activate)_kernel|elementwise|gather_kernel|CatArray")
+SMALL = re.compile(r"^(begin|add_norm|gated_norm|rotate|gate|activate)_kernel|elementwise|gather_kernel|CatArray")
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,9 @@ def calls(workload: Workload, name: str) -> tuple[Call, ...]:
     found += [*_small(workload, config, gdn, attention), *_ahead(workload, config, gdn)]
     head = parts(workload, config.precision)["head"]
     rows = tokens if config.all_logits else len(new)
-    logits = (2.0 + 4.0) * rows * model.vocab
-    found.append(Call("head", 1, cost=Cost(2.0 * rows * model.vocab * model.hidden, head.bytes + logits), launches=4))
+    logits, launches = (4.0, 2) if config.ends == "fused" else (2.0 + 4.0, 4)
+    need = Cost(2.0 * rows * model.vocab * model.hidden, head.bytes + logits * rows * model.vocab)
+    found.append(Call("head", 1, cost=need, launches=launches))
     return tuple(found)
 
 
@@ -106,7 +107,8 @@ def _products(workload: Workload, config: Config) -> list[Call]:
         asked = {axis: value for axis, value in mixture_of(workload).axes.items() if axis != "routing"}
         each = Cost(whole.flops / model.layers, whole.bytes / model.layers)
         made.append(Call("ffn", model.layers, "moe", asked, cost=each))
-        made.append(Call("router", model.layers, cost=Cost(tokens * logits, logits), launches=2))
+        launches = 1 if config.router == "gemv" else 2
+        made.append(Call("router", model.layers, cost=Cost(tokens * logits, logits), launches=launches))
     for (part, m, n, k), times in found.items():
         narrow = config.products == "w4a8" and m >= W4A8_FROM
         name = "cuda_w4a8" if narrow else "cuda_decode_chained" if config.launch == "chained" else ""
@@ -187,7 +189,7 @@ def _small(workload: Workload, config: Config, gdn: int, attention: int) -> list
         moved("small", gdn, tokens * 3 * value),
         moved("small", attention, tokens * (3 * query + 8.0 * model.kv_heads * model.head_dim)),
         moved("small", attention, tokens * 4 * query),
-        moved("small", 1, tokens * model.hidden * 8, 8),
+        moved("small", 1, tokens * model.hidden * 8, 1 if config.ends == "fused" else 8),
         # The library's products of 48 rows sum parts of K in a second launch each.
         moved("alpha and beta", gdn, alphas, 4 if config.packing == "none" else 1 if config.packing in GEMV else 2),
     ]

@@ -20,6 +20,8 @@ VALUES = {
     "state": ("by_id", "gathered", "copied"),
     "scan": ("routed", "fused", "split"),
     "stream": ("bf16", "f32"),
+    "router": ("library", "gemv"),
+    "ends": ("library", "fused"),
     "packing": ("none", "alpha_beta", "alpha_beta_gemv", "all", "all_gemv"),
 }
 # Of the words for packing: qkv and z in one product; alpha and beta in the vector kernel.
@@ -49,6 +51,9 @@ class Config:
     packing:    the four products into a GDN layer: one each; alpha and beta in one; these in one launch of a vector
                 kernel of ours, for up to GEMV_TOKENS tokens; beside alpha and beta qkv and z in one, which is as far as
                 two formats of weights can be packed (IM5); that with the vector kernel.
+    router:     of a mixture, the library's product and a conversion, or the vector kernel's in float32.
+    ends:       of a decode step, embedding and angles, then head, conversion and the highest logit: the library's
+                launches, or three of ours, for up to MOST_CHAINED tokens (triton_ends.py).
     gate_up:    gate and up in one product. gated: SiLU and their product in that launch too.
     all_logits: the head is computed for every new token, and the last ones are kept (LB10).
     scratch:    what products add up in is allocated and zeroed with every call (IM4).
@@ -67,6 +72,8 @@ class Config:
     per_sequence: bool = False
     stream: str = "bf16"
     packing: str = "none"
+    router: str = "library"
+    ends: str = "library"
     gate_up: bool = False
     gated: bool = False
     all_logits: bool = False
@@ -88,6 +95,8 @@ class Config:
             raise ValueError('launch="chained" with products="w4a8": only the w4a16 kernel has that form; take one')
         if self.gated and (self.gate_up or self.scratch or self.products != "w4a16"):
             raise ValueError("gated=True beside gate_up, scratch or w4a8: one w4a16 launch has both products; take one")
+        if self.ends == "fused" and self.all_logits:
+            raise ValueError('ends="fused" with all_logits: its head takes the last token of a sequence; take one')
         if self.waits and not self.replayed:
             raise ValueError("waits=True with replayed=False: they are around a replay; capture it too")
         if self.scratch and self.launch == "chained":
@@ -114,22 +123,25 @@ class Config:
         new, needed = new_tokens(workload), sum(memory(workload, self).values())
         if model_of(workload).experts and (self.gate_up or self.gated or self.products == "w4a8"):
             return f"{self}: a lever of dense layers, {workload['model']} has experts"
+        if self.router == "gemv" and not model_of(workload).experts:
+            return f"{self}: a lever of mixtures, {workload['model']} is dense"
         if room is not None and needed > room:
             where = f"{len(new)} sequences of {workload['ctx'] + max(new)} tokens, {workload['layers']} layers"
             return f"{where} take {needed / 1e9:.1f} GB, {room / 1e9:.1f} are there: fewer of either, or of layers"
-        if self.packing in GEMV and sum(new) > GEMV_TOKENS:
+        if (self.packing in GEMV or self.router == "gemv") and sum(new) > GEMV_TOKENS:
             return f"{self}: {sum(new)} tokens, a vector kernel of {GEMV_TOKENS} at most"
         if max(new) == 1 and self.scan != "routed":
             return f"{self}: a lever of prompts, this step decodes"
-        if max(new) > 1 and (self.recurrence == "apart" or self.per_sequence):
+        if max(new) > 1 and (self.recurrence == "apart" or self.per_sequence or self.ends == "fused"):
             return f"{self}: a lever of decode steps, this one has {max(new)} new tokens of a sequence"
-        if (self.launch == "chained" or self.gated) and sum(new) > MOST_CHAINED:
+        if (self.launch == "chained" or self.gated or self.ends == "fused") and sum(new) > MOST_CHAINED:
             return f"{self}: {sum(new)} tokens, the kernel with that form takes {MOST_CHAINED}"
         return ""
 
 
 USUAL = Config()
 PACKED = Config(launch="chained", packing="all_gemv", gated=True)
+ENDS = replace(PACKED, ahead="state", chained_attention=True, ends="fused")
 
 # One lever against `served`, or against the name that the card's control has.
 NAMED = {
@@ -151,6 +163,9 @@ NAMED = {
     "served_few_packed": PACKED,
     "served_few_state": replace(PACKED, ahead="state"),
     "served_few_attention": replace(PACKED, ahead="state", chained_attention=True),
+    "served_few_ends": ENDS,
+    "served_few_replayed": replace(ENDS, replayed=True),
+    "served_few_router": replace(ENDS, gated=False, router="gemv"),  # of a mixture, which has no dense gate and up
     "served_few_ahead": replace(PACKED, ahead="weights"),
     "served_few_ahead_more": replace(PACKED, ahead="more"),
     "served_few_half_stages": replace(PACKED, ahead="half_stages"),

@@ -31,6 +31,11 @@ def alpha_beta(weight: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, tor
     return wiring.halves(F.linear(x, weight))
 
 
+def router(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The library's product, in bf16 and then wider."""
+    return F.linear(x, weight).float()
+
+
 def norm(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
     """RMS norm over the last dimension, in float32."""
     wide = x.float()
@@ -156,7 +161,7 @@ def mixture(args: Args, at: str, x: torch.Tensor, logits: torch.Tensor) -> torch
     return y
 
 
-PLAIN = Parts(linear, alpha_beta, add_norm, delta_rule, gated_norm, rotate, attend, gate, activate, mixture)
+PLAIN = Parts(linear, alpha_beta, add_norm, delta_rule, gated_norm, rotate, attend, gate, activate, mixture, router)
 
 
 def prepare(inputs: Tensors) -> Args:

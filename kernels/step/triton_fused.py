@@ -2,6 +2,7 @@
 
     add_norm    the residual stream plus what a sublayer gives, and its RMS norm: one pass over a row
     alpha_beta  the two small products into a GDN layer, at few tokens
+    router      a mixture's logits in float32, at few tokens, by the kernel of alpha_beta
     gated_norm  the norm of each GDN head times SiLU(z)
     rotate      RMS norm and rotation of q and k, and k and v appended to their pages
     gate        attention times the sigmoid of its gate
@@ -79,8 +80,8 @@ def add_norm_kernel(
 @triton.jit
 def alpha_beta_kernel(
     x_ptr,  # [tokens, H]
-    w_ptr,  # [2 HEADS, H]: alpha's rows, then beta's
-    out_ptr,  # [2, tokens, HEADS]
+    w_ptr,  # [2 HEADS, H]: alpha's rows, then beta's; a router's [HEADS, H]
+    out_ptr,  # [2, tokens, HEADS], [tokens, HEADS]
     tokens,
     H,
     HEADS: tl.constexpr,
@@ -262,7 +263,7 @@ def add_norm(
     block = triton.next_power_of_2(hidden)
     add_norm_kernel[(tokens,)](
         x, x if delta is None else delta, gain, summed, out, hidden, EPS=EPS, HAS_DELTA=delta is not None, BLOCK=block,
-        INTERPRETED=interpreted(), **_launch(pdl), num_warps=_warps(block),
+        INTERPRETED=interpreted(), **launch(pdl), num_warps=_warps(block),
     )  # fmt: skip
     return summed, out
 
@@ -278,9 +279,21 @@ def alpha_beta(weight: torch.Tensor, x: torch.Tensor, pdl: bool = False) -> tupl
     together = min(2, tokens)
     alpha_beta_kernel[(2 * heads, triton.cdiv(tokens, together))](
         x, weight, out, tokens, hidden, HEADS=heads, T_BLOCK=together, BLOCK=block, INTERPRETED=interpreted(),
-        **_launch(pdl), num_warps=_warps(together * block // 2),
+        **launch(pdl), num_warps=_warps(together * block // 2),
     )  # fmt: skip
     return out[0], out[1]
+
+
+def router(weight: torch.Tensor, x: torch.Tensor, pdl: bool = False) -> torch.Tensor:
+    """x [tokens, H] times weight [E, H], float32: see wiring.Parts."""
+    (tokens, hidden), experts = x.shape, weight.shape[0]
+    out, block = torch.empty(tokens, experts, device=x.device), triton.next_power_of_2(hidden)
+    together = min(2, tokens)
+    alpha_beta_kernel[(experts, triton.cdiv(tokens, together))](
+        x, weight, out, tokens, hidden, HEADS=experts, T_BLOCK=together, BLOCK=block, INTERPRETED=interpreted(),
+        **launch(pdl), num_warps=_warps(together * block // 2),
+    )  # fmt: skip
+    return out
 
 
 def gated_norm(o: torch.Tensor, gain: torch.Tensor, z: torch.Tensor, pdl: bool = False) -> torch.Tensor:
@@ -297,7 +310,7 @@ def gated_norm(o: torch.Tensor, gain: torch.Tensor, z: torch.Tensor, pdl: bool =
         D=dim,
         ROWS=rows,
         INTERPRETED=interpreted(),
-        **_launch(pdl),
+        **launch(pdl),
         num_warps=4,
     )
     return out
@@ -318,7 +331,7 @@ def rotate(
     rotate_kernel[(tokens, heads_q + 2 * heads_kv)](
         gated, k, v, args[f"{at}q_norm.weight"], args[f"{at}k_norm.weight"], args["cos"], args["sin"], args["slots"],
         out, *caches, *scales, heads_q, heads_kv, EPS=EPS, D=dim, HALF=args["cos"].shape[-1], PAGE=page,
-        FP8=fp8, Q8_0=q8_0, INTERPRETED=interpreted(), **_launch(pdl), num_warps=1,
+        FP8=fp8, Q8_0=q8_0, INTERPRETED=interpreted(), **launch(pdl), num_warps=1,
     )  # fmt: skip
     return out
 
@@ -327,7 +340,7 @@ def gate(o: torch.Tensor, gated: torch.Tensor, pdl: bool = False) -> torch.Tenso
     """o [tokens, Hq, D] times sigmoid of its gate: see wiring.Parts."""
     out = torch.empty_like(o)
     gate_kernel[(triton.cdiv(o.numel(), ELEMENTS),)](
-        o, gated, out, o.numel(), D=o.shape[-1], BLOCK=ELEMENTS, INTERPRETED=interpreted(), **_launch(pdl)
+        o, gated, out, o.numel(), D=o.shape[-1], BLOCK=ELEMENTS, INTERPRETED=interpreted(), **launch(pdl)
     )
     return out.flatten(1)
 
@@ -345,12 +358,13 @@ def activate(gates: torch.Tensor, up: torch.Tensor, pdl: bool = False) -> torch.
         up.stride(0),
         BLOCK=ELEMENTS,
         INTERPRETED=interpreted(),
-        **_launch(pdl),
+        **launch(pdl),
     )
     return out
 
 
-def _launch(pdl: bool) -> dict[str, bool]:
+def launch(pdl: bool) -> dict[str, bool]:
+    """What a launch of a kernel with PDL is given; Triton's interpreter knows no programmatic one."""
     return {"PDL": True, "launch_pdl": True} if pdl and not interpreted() else {"PDL": False}
 
 
@@ -361,6 +375,7 @@ def _warps(block: int) -> int:
 FUSED = replace(
     torch_eager.PLAIN,
     alpha_beta=alpha_beta,
+    router=router,
     add_norm=add_norm,
     gated_norm=gated_norm,
     rotate=rotate,
@@ -374,18 +389,18 @@ def run(args: Args, out: Tensors) -> None:
     wiring.run(FUSED, args, out)
 
 
+def build(label: str, kernel: object, pointers: str, sizes: tuple[str, ...], warps: int, **constants: float) -> Build:
+    """A Build of one of a step's kernels, in the form that waits. pointers: "name:type ..." without the _ptr."""
+    kinds = dict(pair.split(":") for pair in pointers.split())
+    known = kernel.arg_names  # type: ignore[attr-defined]
+    constexprs = {name: False for name in ("PDL", "INTERPRETED") if name in known} | constants
+    signature = {f"{k}_ptr": f"*{v}" for k, v in kinds.items()} | dict.fromkeys(sizes, "i32")
+    signature |= dict.fromkeys(constexprs, "constexpr")
+    return Build(label, kernel, signature, constexprs, warps, aligned=(*(f"{k}_ptr" for k in kinds), *sizes))
+
+
 def builds(capability: int) -> tuple[Build, ...]:
-    """At the sizes of Qwen3.6-27B."""
-
-    def build(
-        label: str, kernel: object, pointers: str, sizes: tuple[str, ...], warps: int, **constants: float
-    ) -> Build:
-        kinds = dict(pair.split(":") for pair in pointers.split())
-        constexprs = {"PDL": False, **constants, "INTERPRETED": False}
-        signature = {f"{k}_ptr": f"*{v}" for k, v in kinds.items()} | dict.fromkeys(sizes, "i32")
-        signature |= dict.fromkeys(constexprs, "constexpr")
-        return Build(label, kernel, signature, constexprs, warps, aligned=(*(f"{k}_ptr" for k in kinds), *sizes))
-
+    """At the sizes of Qwen3.6-27B; the router at those of Qwen3.6-35B-A3B."""
     return (
         build(
             "add_norm 5120", add_norm_kernel, "x:bf16 delta:bf16 gain:fp32 sum:bf16 out:bf16", ("H",), 16,
@@ -397,6 +412,10 @@ def builds(capability: int) -> tuple[Build, ...]:
                 8 * together, HEADS=48, T_BLOCK=together, BLOCK=8192,
             )
             for together in (1, 2)
+        ),
+        build(
+            "router 2048", alpha_beta_kernel, "x:bf16 w:bf16 out:fp32", ("tokens", "H"), 2, HEADS=256, T_BLOCK=1,
+            BLOCK=2048,
         ),
         build(
             "gated_norm 128", gated_norm_kernel, "o:bf16 gain:fp32 z:bf16 out:bf16", ("rows",), 4, EPS=EPS, D=128,

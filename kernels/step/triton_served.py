@@ -28,7 +28,7 @@ from kernels.moe import ops as moe_ops
 from kernels.nvfp4 import format as nvfp4
 from kernels.nvfp4 import gated as nvfp4_gated
 from kernels.nvfp4 import ops as nvfp4_ops
-from kernels.step import torch_eager, triton_fused, wiring
+from kernels.step import torch_eager, triton_ends, triton_fused, wiring
 from kernels.step.cases import BLOCKS, SCALES, model_of
 from kernels.step.config import SCANS, USUAL, W4A8_FROM, Config
 from kernels.step.model import CONV_WIDTH
@@ -138,11 +138,14 @@ def gated(args: Args, at: str, x: torch.Tensor) -> torch.Tensor:
     return y
 
 
-SERVED = replace(triton_fused.FUSED, linear=linear, delta_rule=delta_rule, attend=attend, mixture=mixture, gated=gated)
-SMALL = ("alpha_beta", "add_norm", "gated_norm", "rotate", "gate", "activate")
+SERVED = replace(
+    triton_fused.FUSED, linear=linear, delta_rule=delta_rule, attend=attend, mixture=mixture, gated=gated,
+    begin=triton_ends.begin, head=triton_ends.head,
+)  # fmt: skip
+SMALL = ("alpha_beta", "router", "add_norm", "gated_norm", "rotate", "gate", "activate", "begin", "head")
 PARTS = {
     "waiting": SERVED,
-    "chained": replace(SERVED, **{name: partial(getattr(triton_fused, name), pdl=True) for name in SMALL}),
+    "chained": replace(SERVED, **{name: partial(getattr(SERVED, name), pdl=True) for name in SMALL}),
 }
 # What levers name of the NVFP4 family; on the CPU a product that rounds is rounded here, since the operator is exact.
 W4A8 = "cuda_w4a8"
@@ -277,7 +280,8 @@ def made(name: str, config: Config) -> Candidate:
     return Candidate(
         name, config.precision, replay if config.replayed else run, Needs(triton="3.6"),
         prepare=partial(prepare, config=config), refuses=partial(_refuses, config),
-        builds=triton_fused.builds if name == "served" else _no_builds, config=lambda workload: str(config),
+        builds={"served": triton_fused.builds, "served_few_ends": triton_ends.builds}.get(name, _no_builds),
+        config=lambda workload: str(config),
     )  # fmt: skip
 
 

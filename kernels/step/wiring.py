@@ -41,7 +41,10 @@ class Parts:
     gate:       (o, q with its gate) -> o * sigmoid(gate), [tokens, Hq D].
     activate:   (gate, up) -> SiLU(gate) * up; both may be columns of one tensor.
     mixture:    (args, at, x, logits float32 [tokens, E]) -> what the picked experts and the shared one give.
+    router:     (weight [E, H], x) -> a mixture's logits [tokens, E], float32.
     gated:      (args, at, x) -> SiLU(gate) * up of both products, in one launch.
+    begin:      (args, dtype of the stream) -> "x", the tokens' embedding rows, and "cos" and "sin".
+    head:       (weight [V, H], x [tokens, H], out) -> logits, next_token and next_logit are in out.
     """
 
     linear: Callable[[Args, str, torch.Tensor], torch.Tensor]
@@ -54,7 +57,10 @@ class Parts:
     gate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     activate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     mixture: Callable[[Args, str, torch.Tensor, torch.Tensor], torch.Tensor]
+    router: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     gated: Callable[[Args, str, torch.Tensor], torch.Tensor] | None = None
+    begin: Callable[[Args, torch.dtype], Args] | None = None
+    head: Callable[[torch.Tensor, torch.Tensor, Tensors], None] | None = None
 
 
 def plan(inputs: Tensors) -> Args:
@@ -160,7 +166,9 @@ def into_gdn(parts: Parts, config: Config, args: Args, at: str, h: torch.Tensor)
 def feed_forward(parts: Parts, config: Config, args: Args, at: str, h: torch.Tensor) -> torch.Tensor:
     """What a layer's feed-forward adds: a mixture's where it has a router."""
     if f"{at}gate.weight" in args:
-        return parts.mixture(args, at, h, parts.linear(args, f"{at}gate", h).float())
+        own = config.router == "gemv"
+        logits = parts.router(args[f"{at}gate.weight"], h) if own else parts.linear(args, f"{at}gate", h).float()
+        return parts.mixture(args, at, h, logits)
     if config.gated:
         assert parts.gated, "a configuration of this lever is made with it"
         return parts.linear(args, f"{at}down_proj", parts.gated(args, at, h))
@@ -173,10 +181,15 @@ def feed_forward(parts: Parts, config: Config, args: Args, at: str, h: torch.Ten
 
 def run(parts: Parts, args: Args, out: Tensors, config: Config = USUAL) -> None:
     """One step."""
-    x, delta = args["model.embed_tokens.weight"][args["tokens"]], None
-    x = x.float() if config.stream == "f32" else x
-    angle = args["positions"][:, None, None] * args["inv_freq"]
-    args = args | {"cos": angle.cos(), "sin": angle.sin()}
+    delta, stream = None, torch.float32 if config.stream == "f32" else torch.bfloat16
+    if config.ends == "fused":
+        assert parts.begin, "a configuration of this lever is made with it"
+        args = args | parts.begin(args, stream)
+    else:
+        angle = args["positions"][:, None, None] * args["inv_freq"]
+        x = args["model.embed_tokens.weight"][args["tokens"]]
+        args = args | {"x": x.to(stream), "cos": angle.cos(), "sin": angle.sin()}
+    x = args["x"]
     linear, gdn, attention, layer = parts.linear, 0, 0, 0
     while f"model.layers.{layer}.input_layernorm.weight" in args:
         at = f"model.layers.{layer}."
@@ -205,6 +218,11 @@ def run(parts: Parts, args: Args, out: Tensors, config: Config = USUAL) -> None:
         delta = feed_forward(parts, config, args, f"{at}mlp.", h)
         layer += 1
     assert delta is not None
+    if config.ends == "fused":
+        assert parts.head, "a configuration of this lever is made with it"
+        _, h = parts.add_norm(x, delta, args["model.norm.weight"])  # each sequence has one token
+        parts.head(args["lm_head.weight"], h, out)
+        return
     if config.all_logits:
         _, h = parts.add_norm(x, delta, args["model.norm.weight"])
         out["logits"].copy_(linear(args, "lm_head", h)[args["last"]])

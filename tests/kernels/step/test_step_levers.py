@@ -31,6 +31,7 @@ BY_ID = {w.id: w for w in cases.WORKLOADS}
 CPU = DEVICE == "cpu"  # kernels on a GPU are for heads of 64 and 128
 DECODE = BY_ID["decode_odd_npl3_ctx17" if CPU else "decode_small_npl5_ctx33"]
 MIXED = BY_ID["mixed_odd_npl3_n1-12-1_ctx6" if CPU else "prefill_small_npl2_t9_ctx15"]
+MIXTURE = BY_ID["decode_odd-moe_npl3_ctx17" if CPU else "decode_small-moe_npl5_ctx33"]
 PERMUTED = 1  # a seed whose rows are not 0, 1, 2
 SAME = {  # lever: what it must equal bit for bit
     "served_gathered": "served_apart", "served_copied": "served_apart", "stock_in_place": "stock",
@@ -63,7 +64,7 @@ def step(name: str, at: str = DECODE.id, seed: int = 0, times: int = 1) -> Tenso
 @pytest.mark.parametrize("name", NAMED)
 def test_a_lever_is_a_step(name: str) -> None:
     family = families.load("step")
-    workload = MIXED if NAMED[name].refuses(DECODE) else DECODE
+    workload = next(w for w in (DECODE, MIXED, MIXTURE) if not NAMED[name].refuses(w))
     found = accuracy.check(family, family.candidate(name), workload, 0, DEVICE)
     assert found.status == "ok", found.message
 
@@ -286,6 +287,55 @@ def test_a_cache_of_q8_0_takes_the_plain_codes_and_scales(dim: int) -> None:
 
 
 @needs_triton
+@pytest.mark.parametrize(("tokens", "vocab", "hidden"), [(1, 64, 256), (3, 259, 80), (8, 130, 512), (5, 193, 600)])
+def test_fused_ends_are_the_librarys(tokens: int, vocab: int, hidden: int) -> None:
+    """Sizes that no tile divides, a highest logit in the last row, and two that are equal: the lower token's counts."""
+    from kernels.step import triton_ends
+
+    drawn = torch.Generator().manual_seed(vocab)
+    weight = (torch.randn(vocab, hidden, generator=drawn) / hidden**0.5).to(DEVICE, torch.bfloat16)
+    x = torch.randn(tokens, hidden, generator=drawn).to(DEVICE, torch.bfloat16)
+    weight[vocab - 1] = x[0]
+    if tokens > 1:
+        weight[vocab // 2] = weight[5] = x[1] * 2
+    out = {
+        "logits": torch.full((tokens, vocab), torch.nan, device=DEVICE),
+        "next_token": torch.full((tokens,), -1, device=DEVICE),
+        "next_logit": torch.full((tokens,), torch.nan, device=DEVICE),
+    }
+    triton_ends.head(weight, x, out)
+    wanted = x.double() @ weight.double().T
+    assert torch.allclose(out["logits"].double(), wanted, rtol=0, atol=2e-6 * float(wanted.abs().max()))
+    highest = out["logits"].max(-1)
+    assert torch.equal(out["next_logit"], highest.values)
+    assert torch.equal(out["next_token"], (out["logits"] == highest.values[:, None]).int().argmax(-1))
+    assert out["next_token"][:2].tolist() == [vocab - 1, 5][:tokens]
+
+    args: dict[str, Any] = {"tokens": torch.randint(vocab, (tokens,), generator=drawn).to(DEVICE)}
+    args |= {"model.embed_tokens.weight": weight, "positions": torch.arange(tokens, device=DEVICE).int() * 4099}
+    args["inv_freq"] = 1e4 ** -(torch.arange(5, device=DEVICE) / 5.0)
+    for stream in (torch.bfloat16, torch.float32):
+        made = triton_ends.begin(args, stream)
+        assert torch.equal(made["x"], weight[args["tokens"]].to(stream))
+        angle = args["positions"][:, None, None].double() * args["inv_freq"].double()
+        for name, wanted in (("cos", angle.cos()), ("sin", angle.sin())):
+            assert made[name].shape == (tokens, 1, 5)
+            assert float((made[name] - wanted).abs().max()) < 2e-3  # an angle of 28,693 has float32's 2^-9
+
+
+@needs_triton
+def test_a_head_of_nan_names_a_token_that_there_is() -> None:
+    from kernels.step import triton_ends
+
+    weight, x = torch.full((70, 32), torch.nan), torch.ones(2, 32)
+    out = {"logits": torch.zeros(2, 70), "next_token": torch.full((2,), -1), "next_logit": torch.zeros(2)}
+    out = {name: t.to(DEVICE) for name, t in out.items()}
+    triton_ends.head(weight.to(DEVICE, torch.bfloat16), x.to(DEVICE, torch.bfloat16), out)
+    assert all(0 <= token < 70 for token in out["next_token"].tolist())
+    assert out["logits"].isnan().all()
+
+
+@needs_triton
 def test_scratch_of_every_call_is_new_and_zero() -> None:
     from kernels.step.triton_served import anew
 
@@ -317,6 +367,7 @@ def test_scratch_of_every_call_is_new_and_zero() -> None:
         ({"launch": "chained", "products": "w4a8"}, ("launch", "products")),
         ({"launch": "chained", "scratch": True}, ("scratch", "launch")),
         ({"waits": True}, ("waits", "replayed")),
+        ({"ends": "fused", "all_logits": True}, ("ends", "all_logits")),
         ({"packing": "both"}, ("packing", "both", "alpha_beta")),
     ],
 )
@@ -404,9 +455,9 @@ import json
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from kernels.step import triton_fused
+from kernels.step import triton_ends, triton_fused
 found = {}
-for build in triton_fused.builds(90):
+for build in triton_fused.builds(90) + triton_ends.builds(90):
     source = ASTSource(build.kernel, dict(build.signature), {**build.constexprs, "PDL": True})
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": build.num_warps})
     found[build.label] = made.asm["ptx"]
@@ -416,7 +467,7 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 def test_a_small_kernel_of_the_chain_writes_nothing_before_the_kernel_ahead_has_ended() -> None:
-    """Before its wait it says that its own dependent may start, and reads a norm's gain or a small weight at most."""
+    """Before its wait it says that its own dependent may start, and reads what no kernel writes at most."""
     pytest.importorskip("triton")
     from kernels.step.triton_served import SMALL
 
@@ -425,11 +476,12 @@ def test_a_small_kernel_of_the_chain_writes_nothing_before_the_kernel_ahead_has_
         [sys.executable, "-c", PDL_PTX], capture_output=True, text=True, check=True, cwd=REPOSITORY, env=environment
     )
     found = json.loads(said.stdout)
-    assert len({label.split()[0] for label in found}) == len(SMALL)
+    assert {label.split()[0] for label in found} == {*SMALL, "greedy"}
+    early = "add_norm", "alpha_beta", "router", "gated_norm", "begin", "head"
     for label, ptx in found.items():
         ahead, _, behind = ptx.partition("griddepcontrol.wait")
         assert "griddepcontrol.launch_dependents" in ahead, label
         assert "st.global" not in ahead, label
         assert "st.global" in behind, label
         assert "ld.global" in behind, label
-        assert ("ld.global" in ahead) == label.startswith(("add_norm", "alpha_beta", "gated_norm")), label
+        assert ("ld.global" in ahead) == label.startswith(early), label
