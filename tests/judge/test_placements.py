@@ -352,7 +352,8 @@ def test_one_placement_decides_no_nearer_than_placements_vary(us: float, word: s
 def test_how_far_a_placement_may_miss_is_what_the_rows_show() -> None:
     """Standard deviation of the ratio over placements, of an H200's comparisons: 19 in 20 are below half.
 
-    Of those that no cap held: its clock is another in each placement, which `slowed` answers for.
+    Of those that no cap held: its clock is another in each placement, which `slowed` answers for. And of no eager step,
+    which takes as long as the host does.
     """
     found = []
     for card in phases.cards().values():
@@ -363,7 +364,8 @@ def test_how_far_a_placement_may_miss_is_what_the_rows_show() -> None:
                     statistics.fmean(math.log(y / x) for x, y in zip(a, b, strict=True))
                     for a, b in zip(control, candidate, strict=True)
                 ]
-                if not any(row.throttled for row in pair if row):
+                eager = [row.name for row in pair if row] == ["served", "served_replayed"]
+                if not eager and not any(row.throttled for row in pair if row):
                     found.append(statistics.stdev(ratios))
     assert len(found) > 100
     assert 0.8 < 2 * sorted(found)[int(0.95 * len(found))] / math.log(evidence.PLACED) <= 1.1

@@ -42,6 +42,11 @@ PARTS = {  # of the step that a card's lever changes, in the model
     "step-gated": {"activation", "launches"}, "step-few-packed": {"gdn products"},
     "step-few-state": {"ahead", "launches"}, "step-few-ahead": {"ahead"},
     "step-few-attention": {"ahead", "launches"},
+    "step-few-ends": {"head", "launches"},
+    "step-limit-ends": {
+        "ffn", "gdn products", "attention products", "activation", "ahead", "copies", "head", "launches",
+    },
+    "step-35b-few": {"gdn products", "attention products", "ahead", "copies", "head", "launches"},
     "step-im5": {"launches", "copies"}, "step-alpha-beta": {"launches"},
     "step-im5-packed": {"gdn products", "launches", "copies"},
     "step-lb10": {"head"},
@@ -262,8 +267,7 @@ def test_a_launch_from_python_takes_what_the_eager_steps_took() -> None:
 
 
 def test_measured_is_held_against_the_interval() -> None:
-    line = lines("step-lp9")[-1]
-    assert line.measured_pct is None
+    line = replace(lines("step-lp9")[-1], measured_pct=None)
     assert line.inside is None
     assert replace(line, measured_pct=line.change_pct).inside is True
     assert replace(line, measured_pct=line.high_pct + 0.1).inside is False
