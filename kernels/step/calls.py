@@ -120,12 +120,14 @@ def _products(workload: Workload, config: Config) -> list[Call]:
 
 
 def _ahead(workload: Workload, config: Config, gdn: int) -> list[Call]:
-    """What comes from memory before a kernel's turn, taken away: a trip and states, and weights beyond the stages.
+    """What comes before a kernel's turn, taken away: its launch, and states and weights beyond the stages from memory.
 
     Not of down_proj: no small kernel is ahead of it.
     """
     whole, attention = parts(workload, config.precision), model_of(workload).kinds.count("attention")
     found = []
+    if config.chained_experts:
+        found.append(Call("ahead", -model_of(workload).layers, cost=NOTHING))
     if config.chained_attention:
         found.append(Call("ahead", -attention, cost=Cost(0.0, whole["attention"].bytes / attention)))
     if config.ahead == "none":

@@ -42,6 +42,7 @@ class Config:
                 product 48 KB of weights a multiprocessor beyond its stages, or 168, or 94 beyond half the stages, so
                 that it finds room beside the one ahead (kernels/nvfp4/ring_config.py).
     chained_attention: attention is launched programmatically too, and loads old tokens before it waits.
+    chained_experts: of a mixture's few tokens, the experts' one launch too, and it asks for the shared one's weights.
     recurrence: convolution, gates and delta rule of a decode step in one launch, or in three.
     state:      the recurrent state read and written at its row; gathered first and written there (LP10); gathered,
                 updated in scratch and copied back (LP9).
@@ -66,6 +67,7 @@ class Config:
     launch: str = "waiting"
     ahead: str = "none"
     chained_attention: bool = False
+    chained_experts: bool = False
     recurrence: str = "fused"
     state: str = "by_id"
     scan: str = "routed"
@@ -89,8 +91,8 @@ class Config:
             raise ValueError(
                 f'state="{self.state}" with recurrence="fused": one launch reads states by id; use "apart"'
             )
-        if (self.ahead != "none" or self.chained_attention) and self.launch != "chained":
-            raise ValueError('ahead or chained_attention with launch="waiting": chain what they come before, too')
+        if (self.ahead != "none" or self.chained_attention or self.chained_experts) and self.launch != "chained":
+            raise ValueError('ahead or chained_... with launch="waiting": chain what they come before, too')
         if self.launch == "chained" and self.products != "w4a16":
             raise ValueError('launch="chained" with products="w4a8": only the w4a16 kernel has that form; take one')
         if self.gated and (self.gate_up or self.scratch or self.products != "w4a16"):
@@ -123,7 +125,7 @@ class Config:
         new, needed = new_tokens(workload), sum(memory(workload, self).values())
         if model_of(workload).experts and (self.gate_up or self.gated or self.products == "w4a8"):
             return f"{self}: a lever of dense layers, {workload['model']} has experts"
-        if self.router == "gemv" and not model_of(workload).experts:
+        if (self.router == "gemv" or self.chained_experts) and not model_of(workload).experts:
             return f"{self}: a lever of mixtures, {workload['model']} is dense"
         if room is not None and needed > room:
             where = f"{len(new)} sequences of {workload['ctx'] + max(new)} tokens, {workload['layers']} layers"
@@ -142,6 +144,7 @@ class Config:
 USUAL = Config()
 PACKED = Config(launch="chained", packing="all_gemv", gated=True)
 ENDS = replace(PACKED, ahead="state", chained_attention=True, ends="fused")
+ROUTER = replace(ENDS, gated=False, router="gemv")  # of a mixture, which has no dense gate and up
 
 # One lever against `served`, or against the name that the card's control has.
 NAMED = {
@@ -165,7 +168,8 @@ NAMED = {
     "served_few_attention": replace(PACKED, ahead="state", chained_attention=True),
     "served_few_ends": ENDS,
     "served_few_replayed": replace(ENDS, replayed=True),
-    "served_few_router": replace(ENDS, gated=False, router="gemv"),  # of a mixture, which has no dense gate and up
+    "served_few_router": ROUTER,
+    "served_few_experts": replace(ROUTER, chained_experts=True),
     "served_few_ahead": replace(PACKED, ahead="weights"),
     "served_few_ahead_more": replace(PACKED, ahead="more"),
     "served_few_half_stages": replace(PACKED, ahead="half_stages"),

@@ -78,9 +78,9 @@ def test_llama_cpp_stands_beside_the_fastest_arm_of_the_same_step(
     (tmp_path / "llama-batched-bench-q36-27b-h200.jsonl").write_text("\n".join(rows))
     monkeypatch.setattr(notes, "IMPORTED", tmp_path)
     _, _, *found = notes.llama_cpp("step")
-    rows = [r for r in store.rows("h200", family="step") if r.workload_id == "decode_q36-27b_npl1_ctx1024"]
-    assert any(r.metric == "host_us" and r.ok for r in rows)  # a host's time is no step's
-    ours_ms = min(r.time_us for r in rows if r.time_us) / 1e3
+    ours = [r for r in store.rows("h200", family="step") if r.workload_id == "decode_q36-27b_npl1_ctx1024"]
+    assert any(r.metric == "host_us" and r.ok for r in ours)  # a host's time is no step's
+    ours_ms = min(r.time_us for r in ours if r.time_us) / 1e3
     assert [line.split(" | ")[:4] for line in found] == [
         ["| `decode_q36-27b_npl1_ctx1024`", "6.25", f"{ours_ms:.4g}", f"{6.25 / ours_ms:.2f}"],
         ["| `decode_q36-27b_npl7_ctx1024`", "6.25", "", ""],

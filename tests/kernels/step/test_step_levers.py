@@ -39,6 +39,7 @@ SAME = {  # lever: what it must equal bit for bit
     "served_packed": "served", "served_few_packed": "served_few_gated", "served_gate_up": "served",
     "served_few_state": "served_few_packed", "served_few_attention": "served_few_packed",
     "served_few_ahead": "served_few_packed",
+    "served_few_experts": "served_few_router",
     "served_few_ahead_more": "served_few_packed", "served_few_half_stages": "served_few_packed",
     "served_all_logits": "served", "served_scratch": "served",
     "served_replayed": "served", "served_replayed_waits": "served", "served_fused_scan": "served",
@@ -71,7 +72,7 @@ def test_a_lever_is_a_step(name: str) -> None:
 
 @needs_triton
 @pytest.mark.slow  # two steps in Triton's interpreter for each; that a lever is a step at all is quick
-@pytest.mark.parametrize("workload", [DECODE, MIXED], ids=lambda w: w.id)
+@pytest.mark.parametrize("workload", [DECODE, MIXED, MIXTURE], ids=lambda w: w.id)
 @pytest.mark.parametrize(("name", "control"), SAME.items())
 def test_what_a_lever_must_not_change_has_the_same_bits(name: str, control: str, workload: Any) -> None:
     if Config().refuses(workload) or NAMED[name].refuses(workload):
@@ -377,6 +378,13 @@ def test_levers_that_exclude_each_other_are_refused_in_one_line(levers: Any, nam
     said = str(raised.value)
     assert "\n" not in said
     assert all(word in said for word in named)
+
+
+@pytest.mark.parametrize("lever", [{"ahead": "state"}, {"chained_attention": True}, {"chained_experts": True}])
+def test_a_place_in_the_chain_needs_the_chain(lever: Any) -> None:
+    assert Config(launch="chained", **lever)
+    with pytest.raises(ValueError, match='launch="waiting": chain what they come before'):
+        Config(**lever)
 
 
 def test_memory_is_refused_with_the_number_before_anything_is_made() -> None:
