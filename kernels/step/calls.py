@@ -21,7 +21,9 @@ PARTIAL_SUMS = 4.0 * 132 * 128 * 128  # bytes in which a product of many tokens 
 SMS = 132
 SUMS_FROM = 17  # tokens, the fewest at which products add up in memory
 NOTHING = Cost(0.0, 0.0)
-SMALL = re.compile(r"^(begin|add_norm|gated_norm|rotate|gate|activate)_kernel|elementwise|gather_kernel|CatArray")
+SMALL = re.compile(
+    r"^(begin|add_norm|norm_gemv|gated_norm|rotate|gate|activate)_kernel|elementwise|gather_kernel|CatArray"
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def launched(workload: Workload, names: Sequence[str]) -> list[str]:
     model = model_of(workload)
     found, sublayer, last = [], -1, 2 * model.layers
     for name in names:
-        sublayer += name.startswith("add_norm_kernel")
+        sublayer += name.startswith(("add_norm_kernel", "norm_gemv_kernel"))
         if sublayer < 0 or sublayer > last or SMALL.search(name):
             found.append("small")
         else:
@@ -107,7 +109,7 @@ def _products(workload: Workload, config: Config) -> list[Call]:
         asked = {axis: value for axis, value in mixture_of(workload).axes.items() if axis != "routing"}
         each = Cost(whole.flops / model.layers, whole.bytes / model.layers)
         made.append(Call("ffn", model.layers, "moe", asked, cost=each))
-        launches = 1 if config.router == "gemv" else 2
+        launches = 0 if config.norms == "in_gemv" else 1 if config.router == "gemv" else 2
         made.append(Call("router", model.layers, cost=Cost(tokens * logits, logits), launches=launches))
     for (part, m, n, k), times in found.items():
         narrow = config.products == "w4a8" and m >= W4A8_FROM
@@ -183,6 +185,9 @@ def _small(workload: Workload, config: Config, gdn: int, attention: int) -> list
     value, query = 2.0 * model.gdn_v_heads * model.gdn_dim, 2.0 * model.heads * model.head_dim
     alphas = 2.0 * 2 * model.gdn_v_heads * model.hidden
 
+    alone = 4 if config.packing == "none" else 1 if config.packing in GEMV else 2
+    alone = 0 if config.norms == "in_gemv" else alone
+
     def moved(part: str, times: float, each: float, launches: int = 1) -> Call:
         return Call(part, times, cost=Cost(0.0, each), launches=launches)
 
@@ -193,7 +198,7 @@ def _small(workload: Workload, config: Config, gdn: int, attention: int) -> list
         moved("small", attention, tokens * 4 * query),
         moved("small", 1, tokens * model.hidden * 8, 1 if config.ends == "fused" else 8),
         # The library's products of 48 rows sum parts of K in a second launch each.
-        moved("alpha and beta", gdn, alphas, 4 if config.packing == "none" else 1 if config.packing in GEMV else 2),
+        moved("alpha and beta", gdn, alphas, alone),
     ]
     if not model.experts and not config.gated:
         found.append(moved("activation", model.layers, tokens * 3 * 2.0 * model.ffn))

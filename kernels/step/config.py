@@ -21,6 +21,7 @@ VALUES = {
     "scan": ("routed", "fused", "split"),
     "stream": ("bf16", "f32"),
     "router": ("library", "gemv"),
+    "norms": ("alone", "in_gemv"),
     "ends": ("library", "fused"),
     "packing": ("none", "alpha_beta", "alpha_beta_gemv", "all", "all_gemv"),
 }
@@ -53,6 +54,7 @@ class Config:
                 kernel of ours, for up to GEMV_TOKENS tokens; beside alpha and beta qkv and z in one, which is as far as
                 two formats of weights can be packed (IM5); that with the vector kernel.
     router:     of a mixture, the library's product and a conversion, or the vector kernel's in float32.
+    norms:      the residual stream's alone; or, where the vector kernel's products are behind one, in their launch.
     ends:       of a decode step, embedding and angles, then head, conversion and the highest logit: the library's
                 launches, or three of ours, for up to MOST_CHAINED tokens (triton_ends.py).
     gate_up:    gate and up in one product. gated: SiLU and their product in that launch too.
@@ -75,6 +77,7 @@ class Config:
     stream: str = "bf16"
     packing: str = "none"
     router: str = "library"
+    norms: str = "alone"
     ends: str = "library"
     gate_up: bool = False
     gated: bool = False
@@ -97,6 +100,8 @@ class Config:
             raise ValueError('launch="chained" with products="w4a8": only the w4a16 kernel has that form; take one')
         if self.gated and (self.gate_up or self.scratch or self.products != "w4a16"):
             raise ValueError("gated=True beside gate_up, scratch or w4a8: one w4a16 launch has both products; take one")
+        if self.norms == "in_gemv" and self.packing not in GEMV:
+            raise ValueError(f'norms="in_gemv" with packing="{self.packing}": of products in the vector kernel alone')
         if self.ends == "fused" and self.all_logits:
             raise ValueError('ends="fused" with all_logits: its head takes the last token of a sequence; take one')
         if self.waits and not self.replayed:
@@ -125,6 +130,8 @@ class Config:
         new, needed = new_tokens(workload), sum(memory(workload, self).values())
         if model_of(workload).experts and (self.gate_up or self.gated or self.products == "w4a8"):
             return f"{self}: a lever of dense layers, {workload['model']} has experts"
+        if self.norms == "in_gemv" and model_of(workload).experts and self.router != "gemv":
+            return f"{self}: of a mixture, together with router=gemv alone"
         if (self.router == "gemv" or self.chained_experts) and not model_of(workload).experts:
             return f"{self}: a lever of mixtures, {workload['model']} is dense"
         if room is not None and needed > room:
@@ -167,9 +174,11 @@ NAMED = {
     "served_few_state": replace(PACKED, ahead="state"),
     "served_few_attention": replace(PACKED, ahead="state", chained_attention=True),
     "served_few_ends": ENDS,
+    "served_few_norms": replace(ENDS, norms="in_gemv"),
     "served_few_replayed": replace(ENDS, replayed=True),
     "served_few_router": ROUTER,
     "served_few_experts": replace(ROUTER, chained_experts=True),
+    "served_few_router_norms": replace(ROUTER, norms="in_gemv"),
     "served_few_ahead": replace(PACKED, ahead="weights"),
     "served_few_ahead_more": replace(PACKED, ahead="more"),
     "served_few_half_stages": replace(PACKED, ahead="half_stages"),

@@ -3,6 +3,7 @@
     add_norm    the residual stream plus what a sublayer gives, and its RMS norm: one pass over a row
     alpha_beta  the two small products into a GDN layer, at few tokens
     router      a mixture's logits in float32, at few tokens, by the kernel of alpha_beta
+    norm_gemv   add_norm and the products of alpha_beta or router behind it: each program norms for itself
     gated_norm  the norm of each GDN head times SiLU(z)
     rotate      RMS norm and rotation of q and k, and k and v appended to their pages
     gate        attention times the sigmoid of its gate
@@ -99,6 +100,49 @@ def alpha_beta_kernel(
     wait_ahead(PDL)
     x = tl.load(x_ptr + of, mask=here[:, None] & held[None, :], other=0.0).to(tl.float32)
     y = round_output(tl.sum(x * w[None, :], axis=1), out_ptr.dtype.element_ty, INTERPRETED)
+    tl.store(out_ptr + (row // HEADS * tokens + token) * HEADS + row % HEADS, y, mask=here)
+
+
+@triton.jit
+def norm_gemv_kernel(
+    x_ptr,  # [tokens, H]
+    delta_ptr,  # [tokens, H], not read without HAS_DELTA
+    gain_ptr,  # f32 [H]
+    w_ptr,  # as of alpha_beta_kernel
+    sum_ptr,  # [tokens, H] of x's type, not written without HAS_DELTA
+    h_ptr,  # [tokens, H]
+    out_ptr,  # as of alpha_beta_kernel
+    tokens,
+    H,
+    EPS: tl.constexpr,
+    HAS_DELTA: tl.constexpr,
+    HEADS: tl.constexpr,
+    T_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    start_dependents(PDL)
+    row, token = tl.program_id(0), tl.program_id(1) * T_BLOCK + tl.arange(0, T_BLOCK)
+    at = tl.arange(0, BLOCK)
+    held, here = at < H, token < tokens
+    inside = here[:, None] & held[None, :]
+    gain = tl.load(gain_ptr + at, mask=held, other=0.0)
+    w = tl.load(w_ptr + row.to(tl.int64) * H + at, mask=held, other=0.0).to(tl.float32)
+    of = token.to(tl.int64)[:, None] * H + at[None, :]
+    wait_ahead(PDL)
+    x = tl.load(x_ptr + of, mask=inside, other=0.0).to(tl.float32)
+    if HAS_DELTA:
+        x += tl.load(delta_ptr + of, mask=inside, other=0.0).to(tl.float32)
+        stored = round_output(x, sum_ptr.dtype.element_ty, INTERPRETED)
+        if row == 0:
+            tl.store(sum_ptr + of, stored, mask=inside)
+        x = stored.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, axis=1) / H + EPS)
+    h = round_output(x * scale[:, None] * gain[None, :], h_ptr.dtype.element_ty, INTERPRETED)
+    if row == 0:
+        tl.store(h_ptr + of, h, mask=inside)
+    y = round_output(tl.sum(h.to(tl.float32) * w[None, :], axis=1), out_ptr.dtype.element_ty, INTERPRETED)
     tl.store(out_ptr + (row // HEADS * tokens + token) * HEADS + row % HEADS, y, mask=here)
 
 
@@ -296,6 +340,23 @@ def router(weight: torch.Tensor, x: torch.Tensor, pdl: bool = False) -> torch.Te
     return out
 
 
+def norm_gemv(
+    x: torch.Tensor, delta: torch.Tensor | None, gain: torch.Tensor, weight: torch.Tensor, heads: int,
+    kind: torch.dtype, pdl: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(x + delta, its norm h, h times weight [parts heads, H] as [parts, tokens, heads]): see wiring.Parts."""
+    (tokens, hidden), rows = x.shape, weight.shape[0]
+    summed, h = x if delta is None else torch.empty_like(x), torch.empty_like(x, dtype=torch.bfloat16)
+    out = torch.empty(rows // heads, tokens, heads, dtype=kind, device=x.device)
+    block, together = triton.next_power_of_2(hidden), min(2, tokens)
+    norm_gemv_kernel[(rows, triton.cdiv(tokens, together))](
+        x, x if delta is None else delta, gain, weight, summed, h, out, tokens, hidden, EPS=EPS,
+        HAS_DELTA=delta is not None, HEADS=heads, T_BLOCK=together, BLOCK=block, INTERPRETED=interpreted(),
+        **launch(pdl), num_warps=_warps(together * block),
+    )  # fmt: skip
+    return summed, h, out
+
+
 def gated_norm(o: torch.Tensor, gain: torch.Tensor, z: torch.Tensor, pdl: bool = False) -> torch.Tensor:
     """o [tokens, Hv, D] normed by head, times SiLU(z): see wiring.Parts."""
     (tokens, heads, dim), out = o.shape, torch.empty_like(z)
@@ -376,6 +437,7 @@ FUSED = replace(
     torch_eager.PLAIN,
     alpha_beta=alpha_beta,
     router=router,
+    norm_gemv=norm_gemv,
     add_norm=add_norm,
     gated_norm=gated_norm,
     rotate=rotate,
@@ -412,6 +474,14 @@ def builds(capability: int) -> tuple[Build, ...]:
                 8 * together, HEADS=48, T_BLOCK=together, BLOCK=8192,
             )
             for together in (1, 2)
+        ),
+        *(
+            build(
+                f"norm_gemv {size} to {kind}", norm_gemv_kernel,
+                f"x:bf16 delta:bf16 gain:fp32 w:bf16 sum:bf16 h:bf16 out:{kind}", ("tokens", "H"), warps, EPS=EPS,
+                HAS_DELTA=True, HEADS=heads, T_BLOCK=1, BLOCK=block,
+            )
+            for size, block, kind, heads, warps in ((5120, 8192, "bf16", 48, 16), (2048, 2048, "fp32", 256, 4))
         ),
         build(
             "router 2048", alpha_beta_kernel, "x:bf16 w:bf16 out:fp32", ("tokens", "H"), 2, HEADS=256, T_BLOCK=1,

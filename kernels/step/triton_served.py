@@ -142,7 +142,7 @@ SERVED = replace(
     triton_fused.FUSED, linear=linear, delta_rule=delta_rule, attend=attend, mixture=mixture, gated=gated,
     begin=triton_ends.begin, head=triton_ends.head,
 )  # fmt: skip
-SMALL = ("alpha_beta", "router", "add_norm", "gated_norm", "rotate", "gate", "activate", "begin", "head")
+SMALL = ("alpha_beta", "router", "norm_gemv", "add_norm", "gated_norm", "rotate", "gate", "activate", "begin", "head")
 PARTS = {
     "waiting": SERVED,
     "chained": replace(SERVED, **{name: partial(getattr(SERVED, name), pdl=True) for name in SMALL}),

@@ -42,6 +42,8 @@ class Parts:
     activate:   (gate, up) -> SiLU(gate) * up; both may be columns of one tensor.
     mixture:    (args, at, x, logits float32 [tokens, E]) -> what the picked experts and the shared one give.
     router:     (weight [E, H], x) -> a mixture's logits [tokens, E], float32.
+    norm_gemv:  (x, delta or None, gain, weight [parts heads, H], heads, dtype) -> as add_norm, and its second times
+                weight^T [parts, tokens, heads] in that dtype.
     gated:      (args, at, x) -> SiLU(gate) * up of both products, in one launch.
     begin:      (args, dtype of the stream) -> "x", the tokens' embedding rows, and "cos" and "sin".
     head:       (weight [V, H], x [tokens, H], out) -> logits, next_token and next_logit are in out.
@@ -59,6 +61,7 @@ class Parts:
     mixture: Callable[[Args, str, torch.Tensor, torch.Tensor], torch.Tensor]
     router: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     gated: Callable[[Args, str, torch.Tensor], torch.Tensor] | None = None
+    norm_gemv: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None = None
     begin: Callable[[Args, torch.dtype], Args] | None = None
     head: Callable[[torch.Tensor, torch.Tensor, Tensors], None] | None = None
 
@@ -146,12 +149,16 @@ def halves(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return a, b
 
 
-def into_gdn(parts: Parts, config: Config, args: Args, at: str, h: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """(mixed, z, a, b), contiguous, by as many products as the configuration has."""
+def into_gdn(
+    parts: Parts, config: Config, args: Args, at: str, h: torch.Tensor, ab: torch.Tensor | None
+) -> tuple[torch.Tensor, ...]:
+    """(mixed, z, a, b), contiguous, by as many products as the configuration has. ab: alpha and beta, if known."""
     linear = parts.linear
     if config.packing == "none":
         return tuple(linear(args, f"{at}in_proj_{name}", h) for name in ("qkv", "z", "a", "b"))
-    if config.packing in GEMV:
+    if ab is not None:
+        a, b = ab
+    elif config.packing in GEMV:
         a, b = parts.alpha_beta(args[f"{at}in_proj_ab.weight"], h)
     else:
         a, b = halves(linear(args, f"{at}in_proj_ab", h))
@@ -163,8 +170,12 @@ def into_gdn(parts: Parts, config: Config, args: Args, at: str, h: torch.Tensor)
     return mixed, z, a, b
 
 
-def feed_forward(parts: Parts, config: Config, args: Args, at: str, h: torch.Tensor) -> torch.Tensor:
-    """What a layer's feed-forward adds: a mixture's where it has a router."""
+def feed_forward(
+    parts: Parts, config: Config, args: Args, at: str, h: torch.Tensor, logits: torch.Tensor | None
+) -> torch.Tensor:
+    """What a layer's feed-forward adds: a mixture's where it has a router. logits: its, if known."""
+    if logits is not None:
+        return parts.mixture(args, at, h, logits[0])
     if f"{at}gate.weight" in args:
         own = config.router == "gemv"
         logits = parts.router(args[f"{at}gate.weight"], h) if own else parts.linear(args, f"{at}gate", h).float()
@@ -177,6 +188,17 @@ def feed_forward(parts: Parts, config: Config, args: Args, at: str, h: torch.Ten
     else:
         halves = tuple(parts.linear(args, f"{at}{name}_proj", h) for name in ("gate", "up"))
     return parts.linear(args, f"{at}down_proj", parts.activate(*halves))
+
+
+def normed(
+    parts: Parts, config: Config, x: torch.Tensor, delta: torch.Tensor | None, gain: torch.Tensor,
+    weight: torch.Tensor | None, heads: int, kind: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    """As Parts.norm_gemv where the configuration norms so and there is a weight for it, else without a product."""
+    if config.norms == "alone" or weight is None:
+        return *parts.add_norm(x, delta, gain), None
+    assert parts.norm_gemv, "a configuration of this lever is made with it"
+    return parts.norm_gemv(x, delta, gain, weight, heads, kind)
 
 
 def run(parts: Parts, args: Args, out: Tensors, config: Config = USUAL) -> None:
@@ -193,10 +215,13 @@ def run(parts: Parts, args: Args, out: Tensors, config: Config = USUAL) -> None:
     linear, gdn, attention, layer = parts.linear, 0, 0, 0
     while f"model.layers.{layer}.input_layernorm.weight" in args:
         at = f"model.layers.{layer}."
-        x, h = parts.add_norm(x, delta, args[f"{at}input_layernorm.weight"])
+        weight = args.get(f"{at}linear_attn.in_proj_ab.weight")
+        heads = 0 if weight is None else weight.shape[0] // 2
+        gain = args[f"{at}input_layernorm.weight"]
+        x, h, ab = normed(parts, config, x, delta, gain, weight, heads, torch.bfloat16)
         if f"{at}linear_attn.A_log" in args:
             at += "linear_attn."
-            mixed, z, a, b = into_gdn(parts, config, args, at, h)
+            mixed, z, a, b = into_gdn(parts, config, args, at, h, ab)
             o = parts.delta_rule(args, at, mixed, a, b, out["state"][gdn], out["conv_state"][gdn])
             o = parts.gated_norm(o, args[f"{at}norm.weight"], z)
             one_by_one = o.split(1) if config.per_sequence else (o,)
@@ -214,8 +239,11 @@ def run(parts: Parts, args: Args, out: Tensors, config: Config = USUAL) -> None:
             delta = linear(args, f"{at}o_proj", parts.gate(parts.attend(args, at, turned, *caches), gated))
             attention += 1
         at = f"model.layers.{layer}."
-        x, h = parts.add_norm(x, delta, args[f"{at}post_attention_layernorm.weight"])
-        delta = feed_forward(parts, config, args, f"{at}mlp.", h)
+        weight = args.get(f"{at}mlp.gate.weight")
+        heads = 0 if weight is None else weight.shape[0]
+        gain = args[f"{at}post_attention_layernorm.weight"]
+        x, h, logits = normed(parts, config, x, delta, gain, weight, heads, torch.float32)
+        delta = feed_forward(parts, config, args, f"{at}mlp.", h, logits)
         layer += 1
     assert delta is not None
     if config.ends == "fused":

@@ -46,7 +46,7 @@ PARTS = {  # of the step that a card's lever changes, in the model
     "step-limit-ends": {
         "ffn", "gdn products", "attention products", "activation", "ahead", "copies", "head", "launches",
     },
-    "step-35b-experts": {"launches"},
+    "step-35b-experts": {"launches"}, "step-few-norms": {"launches"}, "step-35b-norms": {"launches"},
     "step-35b-few": {"gdn products", "attention products", "ahead", "copies", "head", "launches"},
     "step-im5": {"launches", "copies"}, "step-alpha-beta": {"launches"},
     "step-im5-packed": {"gdn products", "launches", "copies"},

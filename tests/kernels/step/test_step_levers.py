@@ -39,7 +39,8 @@ SAME = {  # lever: what it must equal bit for bit
     "served_packed": "served", "served_few_packed": "served_few_gated", "served_gate_up": "served",
     "served_few_state": "served_few_packed", "served_few_attention": "served_few_packed",
     "served_few_ahead": "served_few_packed",
-    "served_few_experts": "served_few_router",
+    "served_few_experts": "served_few_router", "served_few_router_norms": "served_few_router",
+    "served_few_norms": "served_few_ends",
     "served_few_ahead_more": "served_few_packed", "served_few_half_stages": "served_few_packed",
     "served_all_logits": "served", "served_scratch": "served",
     "served_replayed": "served", "served_replayed_waits": "served", "served_fused_scan": "served",
@@ -368,6 +369,7 @@ def test_scratch_of_every_call_is_new_and_zero() -> None:
         ({"launch": "chained", "products": "w4a8"}, ("launch", "products")),
         ({"launch": "chained", "scratch": True}, ("scratch", "launch")),
         ({"waits": True}, ("waits", "replayed")),
+        ({"norms": "in_gemv", "packing": "alpha_beta"}, ("norms", "alpha_beta")),
         ({"ends": "fused", "all_logits": True}, ("ends", "all_logits")),
         ({"packing": "both"}, ("packing", "both", "alpha_beta")),
     ],
@@ -485,7 +487,7 @@ def test_a_small_kernel_of_the_chain_writes_nothing_before_the_kernel_ahead_has_
     )
     found = json.loads(said.stdout)
     assert {label.split()[0] for label in found} == {*SMALL, "greedy"}
-    early = "add_norm", "alpha_beta", "router", "gated_norm", "begin", "head"
+    early = "add_norm", "norm_gemv", "alpha_beta", "router", "gated_norm", "begin", "head"
     for label, ptx in found.items():
         ahead, _, behind = ptx.partition("griddepcontrol.wait")
         assert "griddepcontrol.launch_dependents" in ahead, label
