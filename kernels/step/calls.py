@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from kernels.common import Cost, Workload
 from kernels.nvfp4.ring_config import FORMS
 from kernels.step.cases import model_of, new_tokens
-from kernels.step.config import GEMV, SCANS, W4A8_FROM, WIDE, Config, of
+from kernels.step.config import GEMV, NORMED_TOKENS, SCANS, W4A8_FROM, WIDE, Config, of
 from kernels.step.cost import mixture_of, parts
 
 PARTIAL_SUMS = 4.0 * 132 * 128 * 128  # bytes in which a product of many tokens adds up: a tile for each multiprocessor
@@ -109,7 +109,8 @@ def _products(workload: Workload, config: Config) -> list[Call]:
         asked = {axis: value for axis, value in mixture_of(workload).axes.items() if axis != "routing"}
         each = Cost(whole.flops / model.layers, whole.bytes / model.layers)
         made.append(Call("ffn", model.layers, "moe", asked, cost=each))
-        launches = 0 if config.norms == "in_gemv" else 1 if config.router == "gemv" else 2
+        launches = 0 if config.norms == "in_gemv" else 2
+        launches = 1 if config.router == "gemv" and launches and tokens <= NORMED_TOKENS else launches
         made.append(Call("router", model.layers, cost=Cost(tokens * logits, logits), launches=launches))
     for (part, m, n, k), times in found.items():
         narrow = config.products == "w4a8" and m >= W4A8_FROM
@@ -185,8 +186,9 @@ def _small(workload: Workload, config: Config, gdn: int, attention: int) -> list
     value, query = 2.0 * model.gdn_v_heads * model.gdn_dim, 2.0 * model.heads * model.head_dim
     alphas = 2.0 * 2 * model.gdn_v_heads * model.hidden
 
-    alone = 4 if config.packing == "none" else 1 if config.packing in GEMV else 2
-    alone = 0 if config.norms == "in_gemv" else alone
+    alone = 4 if config.packing == "none" else 2
+    if config.packing in GEMV:
+        alone = 0 if config.norms == "in_gemv" else 1 if tokens <= NORMED_TOKENS else 2
 
     def moved(part: str, times: float, each: float, launches: int = 1) -> Call:
         return Call(part, times, cost=Cost(0.0, each), launches=launches)

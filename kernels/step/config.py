@@ -25,10 +25,11 @@ VALUES = {
     "ends": ("library", "fused"),
     "packing": ("none", "alpha_beta", "alpha_beta_gemv", "all", "all_gemv"),
 }
-# Of the words for packing: qkv and z in one product; alpha and beta in the vector kernel.
+# Of the words for packing: qkv and z in one product; alpha and beta in kernels of ours.
 WIDE, GEMV = ("all", "all_gemv"), ("alpha_beta_gemv", "all_gemv")
 W4A8_FROM = 17  # tokens, the fewest that the kernel of e4m3 products takes; with fewer they are as with w4a16
-GEMV_TOKENS = 8  # the most of the vector kernel for alpha and beta
+NARROW_TOKENS = 128  # the most of our kernels for alpha and beta, routers and the head
+NORMED_TOKENS = 8  # the most of the vector kernel, which may norm too
 MOST_CHAINED = 8  # tokens, of the kernel that is launched programmatically at every shape of the model
 
 
@@ -50,13 +51,14 @@ class Config:
     scan:       of a prompt: the routed kernel, one that keeps its state on chip, or six through memory (LP17).
     per_sequence: the GDN output projection is a product for each sequence (LP11).
     stream:     what the residual stream is stored in (LP14).
-    packing:    the four products into a GDN layer: one each; alpha and beta in one; these in one launch of a vector
-                kernel of ours, for up to GEMV_TOKENS tokens; beside alpha and beta qkv and z in one, which is as far as
-                two formats of weights can be packed (IM5); that with the vector kernel.
-    router:     of a mixture, the library's product and a conversion, or the vector kernel's in float32.
-    norms:      the residual stream's alone; or, where the vector kernel's products are behind one, in their launch.
+    packing:    the four products into a GDN layer: one each; alpha and beta in one; these in one or two launches of
+                ours, for up to NARROW_TOKENS tokens; beside alpha and beta qkv and z in one, which is as far as two
+                formats of weights can be packed (IM5); that with ours.
+    router:     of a mixture, the library's product and a conversion, or ours, as of alpha and beta, in float32.
+    norms:      the residual stream's alone; or, where a vector product is behind one, for up to NORMED_TOKENS tokens,
+                in its launch.
     ends:       of a decode step, embedding and angles, then head, conversion and the highest logit: the library's
-                launches, or three of ours, for up to MOST_CHAINED tokens (triton_ends.py).
+                launches, or three of ours, for up to NARROW_TOKENS tokens (triton_ends.py).
     gate_up:    gate and up in one product. gated: SiLU and their product in that launch too.
     all_logits: the head is computed for every new token, and the last ones are kept (LB10).
     scratch:    what products add up in is allocated and zeroed with every call (IM4).
@@ -137,13 +139,15 @@ class Config:
         if room is not None and needed > room:
             where = f"{len(new)} sequences of {workload['ctx'] + max(new)} tokens, {workload['layers']} layers"
             return f"{where} take {needed / 1e9:.1f} GB, {room / 1e9:.1f} are there: fewer of either, or of layers"
-        if (self.packing in GEMV or self.router == "gemv") and sum(new) > GEMV_TOKENS:
-            return f"{self}: {sum(new)} tokens, a vector kernel of {GEMV_TOKENS} at most"
+        if (self.packing in GEMV or self.router == "gemv" or self.ends == "fused") and sum(new) > NARROW_TOKENS:
+            return f"{self}: {sum(new)} tokens, {NARROW_TOKENS} are the most of our narrow products and head"
+        if self.norms == "in_gemv" and sum(new) > NORMED_TOKENS:
+            return f"{self}: {sum(new)} tokens, {NORMED_TOKENS} are the most of a vector product that norms"
         if max(new) == 1 and self.scan != "routed":
             return f"{self}: a lever of prompts, this step decodes"
         if max(new) > 1 and (self.recurrence == "apart" or self.per_sequence or self.ends == "fused"):
             return f"{self}: a lever of decode steps, this one has {max(new)} new tokens of a sequence"
-        if (self.launch == "chained" or self.gated or self.ends == "fused") and sum(new) > MOST_CHAINED:
+        if (self.launch == "chained" or self.gated) and sum(new) > MOST_CHAINED:
             return f"{self}: {sum(new)} tokens, the kernel with that form takes {MOST_CHAINED}"
         return ""
 
@@ -184,6 +188,9 @@ NAMED = {
     "served_few_half_stages": replace(PACKED, ahead="half_stages"),
     "served_replayed": Config(replayed=True),
     "served_replayed_waits": Config(replayed=True, waits=True),
+    "served_many_ends": Config(packing="alpha_beta_gemv", ends="fused"),
+    "served_many": Config(packing="alpha_beta_gemv", gate_up=True, ends="fused"),  # what gains at many sequences
+    "served_many_router": Config(packing="alpha_beta_gemv", router="gemv", ends="fused"),  # of a mixture
     "served_fused_scan": Config(scan="fused"),
     "served_split_scan": Config(scan="split"),
     # The staircase: each has the levers of those before it; the last is `served`.

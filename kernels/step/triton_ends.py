@@ -1,13 +1,13 @@
-"""The first and the last launches of a decode step at few tokens: three of ours for ten of the library's.
+"""The first and the last launches of a decode step: three of ours for ten of the library's.
 
     begin    embedding rows, and cosines and sines of the tokens' positions
     head     normed x [tokens, H] times the head [V, H]: float32 logits, and of each tile of rows the highest one
     greedy   of those the highest: the next token and its logit
 
-The head is one pass over its weights: a tile of rows times all tokens goes through the tensor cores, since with eight
-tokens the multiprocessors' own multiplications would take half of the time that its bytes do. With PDL, as in
-triton_fused, a program has the first slice of its rows before it waits. Of equal logits the lowest token is taken, as
-torch.max does; where all are NaN, some token is.
+The head is one pass over its weights: a tile of rows times all tokens, up to 128, goes through the tensor cores, since
+with eight tokens the multiprocessors' own multiplications would take half of the time that its bytes do. With PDL, as
+in triton_fused, a program has the first slice of its rows before it waits. Of equal logits the lowest token is taken,
+as torch.max does; where all are NaN, some token is.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from kernels.common import Build, Tensors, interpreted
 from kernels.step.triton_fused import build, launch, start_dependents, wait_ahead
 from kernels.step.wiring import Args
 
-T_BLOCK = 8  # tokens of a tile, the fewest that a product of the tensor cores takes
-ROWS, BLOCK_K, STAGES, WARPS = 64, 256, 3, 4
+FEWEST = 8  # tokens of a tile of the tensor cores
+# Of the head by tokens: rows of a tile, its k, stages and warps. Alone at 8 tokens the first is at its bytes' speed.
+TILES = ((8, (64, 256, 3, 4)), (32, (64, 128, 6, 4)), (64, (128, 64, 6, 8)), (128, (128, 64, 5, 8)))
 
 
 @triton.jit
@@ -98,8 +99,7 @@ def head_kernel(
             sums = tl.dot(w, x, sums)
     held = row < V
     tl.store(logits_ptr + token.to(tl.int64)[None, :] * V + row[:, None], sums, mask=held[:, None] & here[None, :])
-    sums = tl.where(held[:, None], sums, float("-inf"))
-    best = tl.max(sums, axis=0)
+    best = tl.max(sums, axis=0)  # rows past the vocabulary are its last one again, and of equals the first counts
     best_row = tl.min(tl.where(sums == best[None, :], row[:, None], V - 1), axis=0)
     tl.store(best_ptr + token * tiles + tile, best, mask=here)
     tl.store(best_row_ptr + token * tiles + tile, best_row, mask=here)
@@ -141,14 +141,16 @@ def begin(args: Args, stream: torch.dtype, pdl: bool = False) -> Args:
 
 
 def head(weight: torch.Tensor, x: torch.Tensor, out: Tensors, pdl: bool = False) -> None:
-    """x [tokens, H], tokens at most T_BLOCK, to logits, next_token and next_logit: see wiring.Parts."""
+    """x [tokens, H], up to 128, to logits, next_token and next_logit: see wiring.Parts."""
     (tokens, hidden), vocab = x.shape, weight.shape[0]
-    tiles = triton.cdiv(vocab, ROWS)
+    rows, block_k, stages, warps = next(tile for most, tile in TILES if tokens <= most)
+    tiles = triton.cdiv(vocab, rows)
     best = torch.empty(tokens, tiles, device=x.device)
     best_row = torch.empty(tokens, tiles, dtype=torch.int32, device=x.device)
     head_kernel[(tiles,)](
-        x, weight, out["logits"], best, best_row, tokens, vocab, hidden, EVEN=hidden % BLOCK_K == 0, ROWS=ROWS,
-        BLOCK_K=BLOCK_K, T_BLOCK=T_BLOCK, STAGES=STAGES, INTERPRETED=interpreted(), **launch(pdl), num_warps=WARPS,
+        x, weight, out["logits"], best, best_row, tokens, vocab, hidden, EVEN=hidden % block_k == 0, ROWS=rows,
+        BLOCK_K=block_k, T_BLOCK=max(FEWEST, triton.next_power_of_2(tokens)), STAGES=stages, INTERPRETED=interpreted(),
+        **launch(pdl), num_warps=warps,
     )  # fmt: skip
     greedy_kernel[(tokens,)](
         best, best_row, out["next_token"], out["next_logit"], tiles, vocab, BLOCK=triton.next_power_of_2(tiles),
@@ -164,9 +166,12 @@ def builds(capability: int) -> tuple[Build, ...]:
             "tokens:i64 embedding:bf16 positions:i32 inv_freq:fp32 x:bf16 cos:fp32 sin:fp32", ("H", "HALF"), 8,
             BLOCK=8192, PAIRS=32,
         ),
-        build(
-            "head 5120", head_kernel, "x:bf16 w:bf16 logits:fp32 best:fp32 best_row:i32", ("tokens", "V", "H"), WARPS,
-            EVEN=True, ROWS=ROWS, BLOCK_K=BLOCK_K, T_BLOCK=T_BLOCK, STAGES=STAGES,
+        *(
+            build(
+                f"head 5120, {most} tokens", head_kernel, "x:bf16 w:bf16 logits:fp32 best:fp32 best_row:i32",
+                ("tokens", "V", "H"), warps, EVEN=True, ROWS=rows, BLOCK_K=block_k, T_BLOCK=most, STAGES=stages,
+            )
+            for most, (rows, block_k, stages, warps) in TILES
         ),
         build(
             "greedy 248320", greedy_kernel, "best:fp32 best_row:i32 token:i64 logit:fp32", ("tiles", "V"), 8,

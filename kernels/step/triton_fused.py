@@ -1,8 +1,9 @@
 """What stands between the large kernels, one launch each: the small kernels that every engine fuses.
 
     add_norm    the residual stream plus what a sublayer gives, and its RMS norm: one pass over a row
-    alpha_beta  the two small products into a GDN layer, at few tokens
-    router      a mixture's logits in float32, at few tokens, by the kernel of alpha_beta
+    alpha_beta  the two small products into a GDN layer: a program a row of the weight, or of many tokens in slices of K
+                that a second launch adds up
+    router      a mixture's logits in float32, by the kernels of alpha_beta
     norm_gemv   add_norm and the products of alpha_beta or router behind it: each program norms for itself
     gated_norm  the norm of each GDN head times SiLU(z)
     rotate      RMS norm and rotation of q and k, and k and v appended to their pages
@@ -34,6 +35,8 @@ from kernels.step.model import EPS
 from kernels.step.wiring import Args
 
 ELEMENTS = 1024  # of an elementwise program
+VECTOR_TOKENS = 8  # the most of a narrow product with a program a row
+SLICE_K, SLICE_ROWS, SUMS = 128, 32, 64  # of a narrow product of more: a program's K and rows; sums of a program
 
 
 @triton.jit
@@ -101,6 +104,55 @@ def alpha_beta_kernel(
     x = tl.load(x_ptr + of, mask=here[:, None] & held[None, :], other=0.0).to(tl.float32)
     y = round_output(tl.sum(x * w[None, :], axis=1), out_ptr.dtype.element_ty, INTERPRETED)
     tl.store(out_ptr + (row // HEADS * tokens + token) * HEADS + row % HEADS, y, mask=here)
+
+
+@triton.jit
+def slice_kernel(
+    x_ptr,  # [tokens, H]
+    w_ptr,  # [R, H]
+    part_ptr,  # f32 [slices, tokens, R]
+    tokens,
+    R,
+    H,
+    T_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    part = tl.program_id(0)
+    row, token = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.program_id(2) * T_BLOCK + tl.arange(0, T_BLOCK)
+    k = part * BLOCK_K + tl.arange(0, BLOCK_K)
+    of_rows, here = row < R, token < tokens
+    x = tl.load(x_ptr + token[:, None] * H + k[None, :], mask=here[:, None] & (k < H)[None, :], other=0.0)
+    w = tl.load(w_ptr + row[None, :] * H + k[:, None], mask=of_rows[None, :] & (k < H)[:, None], other=0.0)
+    if INTERPRETED:
+        y = tl.dot(x.to(tl.float32), w.to(tl.float32), input_precision="ieee")
+    else:
+        y = tl.dot(x, w)
+    to = part_ptr + (part * tokens + token[:, None]) * R + row[None, :]
+    tl.store(to, y, mask=here[:, None] & of_rows[None, :])
+
+
+@triton.jit
+def sum_slices_kernel(
+    part_ptr,  # f32 [slices, tokens, R]
+    out_ptr,  # [R / HEADS, tokens, HEADS]
+    slices,
+    tokens,
+    R,
+    HEADS: tl.constexpr,
+    MOST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    at, part = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, MOST)
+    held = at < tokens * R
+    each = tl.load(
+        part_ptr + part[:, None] * (tokens * R) + at[None, :], mask=(part < slices)[:, None] & held[None, :], other=0.0
+    )
+    token, row = at // R, at % R
+    y = round_output(tl.sum(each, axis=0), out_ptr.dtype.element_ty, INTERPRETED)
+    tl.store(out_ptr + (row // HEADS * tokens + token) * HEADS + row % HEADS, y, mask=held)
 
 
 @triton.jit
@@ -313,29 +365,41 @@ def add_norm(
 
 
 def alpha_beta(weight: torch.Tensor, x: torch.Tensor, pdl: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [tokens, H] times both weights: see wiring.Parts.
-
-    A program holds a row of a weight and of two tokens at once, all loads in flight: 96 rows of 10 KB are 0.2 us of
-    memory, so what counts is that a program waits for it once.
-    """
-    (tokens, hidden), heads = x.shape, weight.shape[0] // 2
-    out, block = torch.empty(2, tokens, heads, dtype=x.dtype, device=x.device), triton.next_power_of_2(hidden)
-    together = min(2, tokens)
-    alpha_beta_kernel[(2 * heads, triton.cdiv(tokens, together))](
-        x, weight, out, tokens, hidden, HEADS=heads, T_BLOCK=together, BLOCK=block, INTERPRETED=interpreted(),
-        **launch(pdl), num_warps=_warps(together * block // 2),
-    )  # fmt: skip
-    return out[0], out[1]
+    """x [tokens, H] times both weights: see wiring.Parts."""
+    a, b = _narrow(weight, x, weight.shape[0] // 2, x.dtype, pdl)
+    return a, b
 
 
 def router(weight: torch.Tensor, x: torch.Tensor, pdl: bool = False) -> torch.Tensor:
     """x [tokens, H] times weight [E, H], float32: see wiring.Parts."""
-    (tokens, hidden), experts = x.shape, weight.shape[0]
-    out, block = torch.empty(tokens, experts, device=x.device), triton.next_power_of_2(hidden)
-    together = min(2, tokens)
-    alpha_beta_kernel[(experts, triton.cdiv(tokens, together))](
-        x, weight, out, tokens, hidden, HEADS=experts, T_BLOCK=together, BLOCK=block, INTERPRETED=interpreted(),
-        **launch(pdl), num_warps=_warps(together * block // 2),
+    return _narrow(weight, x, weight.shape[0], torch.float32, pdl)[0]
+
+
+def _narrow(weight: torch.Tensor, x: torch.Tensor, heads: int, kind: torch.dtype, pdl: bool) -> torch.Tensor:
+    """x [tokens, H] times weight [parts heads, H], as [parts, tokens, heads] in `kind`.
+
+    A program of few tokens holds a row of the weight and of two tokens at once, all loads in flight: 96 rows of 10 KB
+    are 0.2 us of memory, so what counts is that a program waits for it once. Of more tokens each program has a slice of
+    K, and all of it in flight.
+    """
+    (tokens, hidden), rows = x.shape, weight.shape[0]
+    out, block = torch.empty(rows // heads, tokens, heads, dtype=kind, device=x.device), triton.next_power_of_2(hidden)
+    if tokens <= VECTOR_TOKENS:
+        together = min(2, tokens)
+        alpha_beta_kernel[(rows, triton.cdiv(tokens, together))](
+            x, weight, out, tokens, hidden, HEADS=heads, T_BLOCK=together, BLOCK=block, INTERPRETED=interpreted(),
+            **launch(pdl), num_warps=_warps(together * block // 2),
+        )  # fmt: skip
+        return out
+    slices, t_block = triton.cdiv(hidden, SLICE_K), min(64, max(16, triton.next_power_of_2(tokens)))
+    part = torch.empty(slices, tokens, rows, device=x.device)
+    slice_kernel[(slices, triton.cdiv(rows, SLICE_ROWS), triton.cdiv(tokens, t_block))](
+        x, weight, part, tokens, rows, hidden, T_BLOCK=t_block, ROWS=SLICE_ROWS, BLOCK_K=SLICE_K,
+        INTERPRETED=interpreted(), num_warps=4,
+    )  # fmt: skip
+    sum_slices_kernel[(triton.cdiv(tokens * rows, SUMS),)](
+        part, out, slices, tokens, rows, HEADS=heads, MOST=triton.next_power_of_2(slices), BLOCK=SUMS,
+        INTERPRETED=interpreted(), num_warps=4,
     )  # fmt: skip
     return out
 
@@ -482,6 +546,14 @@ def builds(capability: int) -> tuple[Build, ...]:
                 HAS_DELTA=True, HEADS=heads, T_BLOCK=1, BLOCK=block,
             )
             for size, block, kind, heads, warps in ((5120, 8192, "bf16", 48, 16), (2048, 2048, "fp32", 256, 4))
+        ),
+        build(
+            "slice 5120, 32 tokens", slice_kernel, "x:bf16 w:bf16 part:fp32", ("tokens", "R", "H"), 4, T_BLOCK=32,
+            ROWS=SLICE_ROWS, BLOCK_K=SLICE_K,
+        ),
+        build(
+            "sum_slices 5120", sum_slices_kernel, "part:fp32 out:bf16", ("slices", "tokens", "R"), 4, HEADS=48, MOST=64,
+            BLOCK=SUMS,
         ),
         build(
             "router 2048", alpha_beta_kernel, "x:bf16 w:bf16 out:fp32", ("tokens", "H"), 2, HEADS=256, T_BLOCK=1,

@@ -46,6 +46,8 @@ PARTS = {  # of the step that a card's lever changes, in the model
     "step-limit-ends": {
         "ffn", "gdn products", "attention products", "activation", "ahead", "copies", "head", "launches",
     },
+    "step-many": {"ffn", "head", "launches"}, "step-limit-many": {"ffn", "head", "launches"},
+    "step-35b-many": {"head", "launches"},
     "step-35b-experts": {"launches"}, "step-few-norms": {"launches"}, "step-35b-norms": {"launches"},
     "step-35b-few": {"gdn products", "attention products", "ahead", "copies", "head", "launches"},
     "step-im5": {"launches", "copies"}, "step-alpha-beta": {"launches"},

@@ -357,7 +357,10 @@ def arms() -> Trace:
     )
 
 
-AWAITED = ("step-35b-lp11",)  # measured when no time was left for a trace: the next H200 takes it
+AWAITED = (  # measured when no time was left for a trace: the next H200 takes it
+    "host-time-step", "step-ds8", "step-few-ahead", "step-few-attention", "step-few-state", "step-im3", "step-lb10",
+    "step-staircase",
+)  # fmt: skip
 
 
 def test_every_measured_card_has_a_trace_of_what_it_compares() -> None:
