@@ -294,7 +294,7 @@ def test_a_cache_of_q8_0_takes_the_plain_codes_and_scales(dim: int) -> None:
     [(1, 64, 256), (3, 259, 80), (8, 130, 512), (5, 193, 600), (9, 129, 144), (33, 300, 256), (128, 257, 80)],
 )
 def test_fused_ends_are_the_librarys(tokens: int, vocab: int, hidden: int) -> None:
-    """Sizes that no tile divides, the highest logit in the last row, and three equal ones, of which the lowest counts."""
+    """Sizes that no tile divides, the highest logit in the last row, and three equal ones: the lowest token counts."""
     from kernels.step import triton_ends
 
     drawn = torch.Generator().manual_seed(vocab)
