@@ -6,6 +6,7 @@ the schemas of vLLM 0.33's own libraries. Each adapter is run as the harness run
 poisoned outputs and restored states, as after a timing.
 """
 
+import os
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -339,6 +340,12 @@ def fla_rule(
     return found["o"].to(v.dtype), found["final_state"].float()
 
 
+def fla_chunk_rule(*inputs: Any, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """fla's of a prompt, which it hands to FlashQLA unless it is told not to."""
+    assert os.environ.get("FLA_FLASH_QLA") == "0"
+    return fla_rule(*inputs, **more)
+
+
 def flash_qla_rule(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, **more: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -390,7 +397,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sms = types.SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: sms)
     monkeypatch.setattr(vllm, "_operator", lambda: packed_decode)
-    rules = {"chunk_gated_delta_rule": fla_rule, "fused_recurrent_gated_delta_rule": fla_rule}
+    rules = {"chunk_gated_delta_rule": fla_chunk_rule, "fused_recurrent_gated_delta_rule": fla_rule}
     modules = {
         "flashinfer": types.SimpleNamespace(BatchDecodeWithPagedKVCacheWrapper=FlashInferWrapper),
         "flashinfer.xqa": types.SimpleNamespace(xqa=xqa),

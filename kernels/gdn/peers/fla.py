@@ -12,12 +12,15 @@ the k dimension first, grouped heads by the same rule, l2norm with the same epsi
                          in recurrent_decode_copied. The call alone moves a third of those bytes; figures that others
                          quote for it are of the call alone.
 
+Where FlashQLA is installed fla hands a prompt to it; its own kernels are meant here, so it is told not to.
+
 Both are safe in a CUDA graph once autotuned, which the first call does. Ragged lengths make fla build chunk indices on
 the host and remember them for the same cu_seqlens tensor.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -31,6 +34,7 @@ def _prepare_chunk(inputs: Tensors) -> Tensors:
 
 
 def _run_chunk(args: Tensors, out: Tensors) -> None:
+    os.environ["FLA_FLASH_QLA"] = "0"  # read at the first call
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
     with torch.no_grad():
