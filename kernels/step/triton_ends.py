@@ -17,11 +17,13 @@ import triton
 import triton.language as tl
 
 from kernels.common import Build, Tensors, interpreted
+from kernels.nvfp4.triton_gemm import capability_of
 from kernels.step.triton_fused import build, launch, start_dependents, wait_ahead
 from kernels.step.wiring import Args
 
 FEWEST = 8  # tokens of a tile of the tensor cores
-# Of the head by tokens: rows of a tile, its k, stages and warps. Of a dozen each, the fastest alone.
+# Of the head by tokens: rows of a tile, its k, stages and warps. Of a dozen each, the fastest alone on an H200; from
+# capability 120 on there are 99 KB of shared memory, for two stages.
 TILES = ((8, (64, 256, 3, 4)), (32, (128, 128, 4, 8)), (128, (128, 64, 6, 8)))
 
 
@@ -144,6 +146,7 @@ def head(weight: torch.Tensor, x: torch.Tensor, out: Tensors, pdl: bool = False)
     """x [tokens, H], up to 128, to logits, next_token and next_logit: see wiring.Parts."""
     (tokens, hidden), vocab = x.shape, weight.shape[0]
     rows, block_k, stages, warps = next(tile for most, tile in TILES if tokens <= most)
+    stages = _stages(stages, capability_of(x))
     tiles = triton.cdiv(vocab, rows)
     best = torch.empty(tokens, tiles, device=x.device)
     best_row = torch.empty(tokens, tiles, dtype=torch.int32, device=x.device)
@@ -158,6 +161,10 @@ def head(weight: torch.Tensor, x: torch.Tensor, out: Tensors, pdl: bool = False)
     )  # fmt: skip
 
 
+def _stages(stages: int, capability: int) -> int:
+    return 2 if capability >= 120 else stages
+
+
 def builds(capability: int) -> tuple[Build, ...]:
     """At the sizes of Qwen3.6-27B: a vocabulary of 248,320."""
     return (
@@ -169,7 +176,8 @@ def builds(capability: int) -> tuple[Build, ...]:
         *(
             build(
                 f"head 5120, {most} tokens", head_kernel, "x:bf16 w:bf16 logits:fp32 best:fp32 best_row:i32",
-                ("tokens", "V", "H"), warps, EVEN=True, ROWS=rows, BLOCK_K=block_k, T_BLOCK=most, STAGES=stages,
+                ("tokens", "V", "H"), warps, EVEN=True, ROWS=rows, BLOCK_K=block_k, T_BLOCK=most,
+                STAGES=_stages(stages, capability),
             )
             for most, (rows, block_k, stages, warps) in TILES
         ),
