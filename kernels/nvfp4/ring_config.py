@@ -32,15 +32,9 @@ UNEVEN = {16: (12, 152, 6), 24: (8, 224, 6)}
 FLIGHT_BYTES, LONG_FLIGHT_BYTES = 46 * 1024, 84 * 1024
 PDL_FLIGHT_BYTES = 92 * 1024  # what arrives while the kernel ahead ends, about 2.7 us of memory
 
-# What a CTA of a programmatic form asks for before x is there: bytes of weights in its stages, and of L2 beyond them.
-# Of the last, whose stages are half as large, two products' CTAs find room on a multiprocessor.
-FORMS = {
-    "": (0, 0),
-    "cuda_decode_chained": (PDL_FLIGHT_BYTES, 0),
-    "cuda_decode_ahead": (PDL_FLIGHT_BYTES, 48 * 1024),
-    "cuda_decode_ahead_more": (PDL_FLIGHT_BYTES, 168 * 1024),
-    "cuda_decode_half_stages": (FLIGHT_BYTES, 94 * 1024),
-}
+# Of a programmatic form, the warps that share K where it is not long, 0 for as many as of a launch that waits. When x
+# comes most of a CTA's weights are there, so what counts is how many tiles each warp has to multiply.
+FORMS = {"": 0, "cuda_decode_chained": 0, "cuda_decode_chained_w12": 12}
 
 
 @dataclass(frozen=True)
@@ -52,8 +46,7 @@ class RingConfig:
     partial sums, a row tile each. ragged_tiles: tiles that some warp's k slice may lack of `k_tiles`. reducers: reducer
     warps, which add the sums. registers: a thread's in `warps`, where the other warps have fewer; else 0. evict_first:
     the L2 policy of the weights. pdl: a programmatic dependent launch. natural: tiles of row_tiles.py, not tiles.py.
-    gated: SiLU(gate) * up of rows that alternate in eights (gated.py). ahead: copies that L2 is asked for beyond those
-    in flight at the start.
+    gated: SiLU(gate) * up of rows that alternate in eights (gated.py).
     """
 
     dtype: str
@@ -72,7 +65,6 @@ class RingConfig:
     grid: int
     natural: bool = False
     gated: bool = False
-    ahead: int = 0
 
     @property
     def kernel(self) -> str:
@@ -81,7 +73,6 @@ class RingConfig:
         sizes |= {"p": self.stage_tiles, "st": self.stages, "s": self.sum_stages, "m": self.ragged_tiles}
         sizes |= {"f": self.reducers} if self.reducers > 1 else {}
         sizes |= {"r": self.registers} if self.registers else {}
-        sizes |= {"a": self.ahead} if self.ahead else {}
         flags = {"once": self.evict_first, "pdl": self.pdl, "natural": self.natural, "gated": self.gated}
         parts = (self.dtype, *(f"{name}{size}" for name, size in sizes.items()))
         return "_".join(("nvfp4_ring", *parts, *(name for name, is_set in flags.items() if is_set)))
@@ -188,15 +179,11 @@ def choose_ring(
     pdl: bool = False,
     natural: bool = False,
     gated: bool = False,
-    flight_bytes: int = 0,
-    ahead_bytes: int = 0,
 ) -> RingConfig:
     """The configuration for m tokens, n weight rows, k values, dtype "bf16" or "fp16".
 
     sms: multiprocessors that clusters can hold; 0: as on an H200. 0 chooses: cluster, warps and reducers by the
     functions above, stage_tiles likewise; FLIGHT_BYTES of stages, two at least, and one that is being read.
-    flight_bytes: in the place of those; ahead_bytes: of a CTA's weights, which L2 is asked for beyond them, rounded up
-    to whole copies.
     Raises ValueError when a CTA cannot keep its share of x, or k is no multiple of 16.
     """
     if k % 16:
@@ -233,17 +220,14 @@ def choose_ring(
     )
     room = (SHARED_BYTES - config.shared_bytes) // config.stage_bytes + 1
     most = PDL_FLIGHT_BYTES if pdl else LONG_FLIGHT_BYTES if reads_x_for_long(m, k) else FLIGHT_BYTES
-    flight = (flight_bytes or most) // config.stage_bytes
-    copies = -(-row_tiles // workers) * stages_a_row_tile
-    stages = max(1, min(stages or max(2, flight) + 1, room, MAX_STAGES, copies))
-    ahead = min(-(-ahead_bytes // config.stage_bytes), copies - max(1, stages - 1))
-    return replace(config, stages=stages, ahead=ahead)
+    flight, copies = most // config.stage_bytes, -(-row_tiles // workers) * stages_a_row_tile
+    return replace(config, stages=max(1, min(stages or max(2, flight) + 1, room, MAX_STAGES, copies)))
 
 
 def in_form(m: int, n: int, k: int, dtype: str, form: str, sms: int = 0, gated: bool = False) -> RingConfig:
     """choose_ring's configuration of a form of FORMS."""
-    flight, ahead = FORMS[form]
-    return choose_ring(m, n, k, dtype, sms, pdl=form != "", gated=gated, flight_bytes=flight, ahead_bytes=ahead)
+    warps = FORMS[form] if k <= LONG_K and fits(m, k, choose_cluster(m, k), FORMS[form] or 8) else 0
+    return choose_ring(m, n, k, dtype, sms, warps=warps, pdl=form != "", gated=gated)
 
 
 @functools.cache
@@ -265,5 +249,4 @@ def source(config: RingConfig) -> CudaSource:
         "PDL": int(config.pdl),
     }
     macros |= {name: 1 for name, is_set in (("NATURAL", config.natural), ("GATED", config.gated)) if is_set}
-    macros |= {"AHEAD": config.ahead} if config.ahead else {}
     return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)

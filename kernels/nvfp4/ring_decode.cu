@@ -22,12 +22,8 @@
 // sum), RAGGED_TILES (tiles that some warp's share lacks of K_TILES), REGISTERS (a thread's in the math warps, by
 // setmaxnreg; 0: all warps have as many), EVICT_FIRST 0/1 (the weights' L2 policy), PDL 0/1 (a programmatic dependent
 // launch: this kernel starts while the one ahead ends; it fetches weights, which no kernel writes, and reads x and
-// writes y when that one has ended), AHEAD (copies that L2 is asked for when the first stages are full: memory has less
-// to do while small kernels run ahead), NATURAL 0/1 (the one layout, row_tiles.py), GATED 0/1 (weight rows are eight of
-// a gate and eight of an up projection in turn: y[M, N / 2] = SiLU(gate) * up).
-#ifndef AHEAD
-#define AHEAD 0
-#endif
+// writes y when that one has ended), NATURAL 0/1 (the one layout, row_tiles.py), GATED 0/1 (weight rows are eight of a
+// gate and eight of an up projection in turn: y[M, N / 2] = SiLU(gate) * up).
 #ifndef NATURAL
 #define NATURAL 0
 #endif
@@ -96,14 +92,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     // The producer's place in the order of copies.
     int row_tile = 0, part = 0;
     Weights::State to;
-    const auto source_of = [&](int row_tile, int part) {
-        return w + ((worker + static_cast<size_t>(row_tile) * workers) * k_tiles + first + part * ALL_STAGE_TILES) *
-                       TILE_BYTES;
-    };
-    const auto tiles_of = [&](int part) { return max(0, min(ALL_STAGE_TILES, mine - part * ALL_STAGE_TILES)); };
     const auto fetch = [&](unsigned long long policy) {
-        const int tiles = tiles_of(part);
-        const unsigned char* source = source_of(row_tile, part);
+        const int tiles = max(0, min(ALL_STAGE_TILES, mine - part * ALL_STAGE_TILES));
+        const unsigned char* source =
+            w + ((worker + static_cast<size_t>(row_tile) * workers) * k_tiles + first + part * ALL_STAGE_TILES) *
+                    TILE_BYTES;
         const unsigned bytes = tiles * TILE_BYTES, barrier = weights.full(to.stage);
         mbarrier_arrive_expect_tx(barrier, bytes);
         if (tiles > 0) {
@@ -223,16 +216,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (lane == 0) {
             Weights::State landed, emptied;
             for (int copy = 1; row_tile < row_tiles; copy++) {
-                if constexpr (AHEAD > 0) {
-                    if (copy == IN_FLIGHT) {
-                        int next_row_tile = row_tile, next_part = part;
-                        for (int i = 0; i < AHEAD && next_row_tile < row_tiles; i++) {
-                            const int tiles = tiles_of(next_part);
-                            if (tiles > 0) tma_prefetch_1d(source_of(next_row_tile, next_part), tiles * TILE_BYTES);
-                            if (++next_part == TILE_STAGES) next_part = 0, next_row_tile++;
-                        }
-                    }
-                }
                 if (copy >= IN_FLIGHT) {
                     weights.consumer_wait(landed);
                     landed.advance();

@@ -12,13 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kernels.common import Cost, Workload
-from kernels.nvfp4.ring_config import FORMS
 from kernels.step.cases import model_of, new_tokens
 from kernels.step.config import GEMV, NORMED_TOKENS, SCANS, W4A8_FROM, WIDE, Config, of
 from kernels.step.cost import mixture_of, parts
 
 PARTIAL_SUMS = 4.0 * 132 * 128 * 128  # bytes in which a product of many tokens adds up: a tile for each multiprocessor
-SMS = 132
 SUMS_FROM = 17  # tokens, the fewest at which products add up in memory
 NOTHING = Cost(0.0, 0.0)
 SMALL = re.compile(
@@ -123,25 +121,15 @@ def _products(workload: Workload, config: Config) -> list[Call]:
 
 
 def _ahead(workload: Workload, config: Config, gdn: int) -> list[Call]:
-    """What comes before a kernel's turn, taken away: its launch, and states and weights beyond the stages from memory.
-
-    Not of down_proj: no small kernel is ahead of it.
-    """
+    """What comes before a kernel's turn, taken away: its launch, and states or old tokens from memory."""
     whole, attention = parts(workload, config.precision), model_of(workload).kinds.count("attention")
     found = []
     if config.chained_experts:
         found.append(Call("ahead", -model_of(workload).layers, cost=NOTHING))
     if config.chained_attention:
         found.append(Call("ahead", -attention, cost=Cost(0.0, whole["attention"].bytes / attention)))
-    if config.ahead == "none":
-        return found
-    found.append(Call("ahead", -gdn, cost=Cost(0.0, whole["gdn"].bytes / gdn / 2)))
-    held, asked = (SMS * bytes_ for bytes_ in FORMS[config.form])
-    for call in _products(workload, config) if asked else ():
-        n, k = int(call.axes["N"]), int(call.axes["K"])
-        if k != model_of(workload).ffn:
-            beyond = max(0.0, min(asked, 0.5625 * n * k - held))
-            found.append(Call("ahead", -call.times, cost=Cost(0.0, beyond), launches=0))
+    if config.ahead == "state":
+        found.append(Call("ahead", -gdn, cost=Cost(0.0, whole["gdn"].bytes / gdn / 2)))
     return found
 
 

@@ -15,7 +15,7 @@ from kernels.step.cases import bytes_of, model_of, new_tokens
 VALUES = {
     "products": ("w4a16", "w4a8"),
     "launch": ("waiting", "chained"),
-    "ahead": ("none", "state", "weights", "more", "half_stages"),
+    "ahead": ("none", "state"),
     "recurrence": ("fused", "apart"),
     "state": ("by_id", "gathered", "copied"),
     "scan": ("routed", "fused", "split"),
@@ -40,9 +40,8 @@ class Config:
     products:   activations of the NVFP4 products in 16 bits, or rounded to e4m3 from W4A8_FROM tokens on (LP16).
     launch:     a kernel waits for the one ahead, or is launched programmatically: it takes its place meanwhile, and a
                 product fetches weights (products, small kernels and the recurrence).
-    ahead:      what a chained kernel asks L2 for before it waits: nothing; the recurrence its states; those, and a
-                product 48 KB of weights a multiprocessor beyond its stages, or 168, or 94 beyond half the stages, so
-                that it finds room beside the one ahead (kernels/nvfp4/ring_config.py).
+    ahead:      what a chained recurrence asks L2 for before it waits: nothing, or its states.
+    wide_products: 12 warps share K of a chained product, so that each has fewer tiles to multiply once x is there.
     chained_attention: attention is launched programmatically too, and loads old tokens before it waits.
     chained_experts: of a mixture's few tokens, the experts' one launch too, and it asks for the shared one's weights.
     recurrence: convolution, gates and delta rule of a decode step in one launch, or in three.
@@ -70,6 +69,7 @@ class Config:
     products: str = "w4a16"
     launch: str = "waiting"
     ahead: str = "none"
+    wide_products: bool = False
     chained_attention: bool = False
     chained_experts: bool = False
     recurrence: str = "fused"
@@ -96,8 +96,9 @@ class Config:
             raise ValueError(
                 f'state="{self.state}" with recurrence="fused": one launch reads states by id; use "apart"'
             )
-        if (self.ahead != "none" or self.chained_attention or self.chained_experts) and self.launch != "chained":
-            raise ValueError('ahead or chained_... with launch="waiting": chain what they come before, too')
+        held = self.chained_attention or self.chained_experts or self.wide_products
+        if (self.ahead != "none" or held) and self.launch != "chained":
+            raise ValueError('ahead, chained_... or wide_products with launch="waiting": chain the others, too')
         if self.launch == "chained" and self.products != "w4a16":
             raise ValueError('launch="chained" with products="w4a8": only the w4a16 kernel has that form; take one')
         if self.gated and (self.gate_up or self.scratch or self.products != "w4a16"):
@@ -114,8 +115,7 @@ class Config:
     @property
     def form(self) -> str:
         """Of ring_config.FORMS, "" where a launch waits."""
-        asked = {"weights": "ahead", "more": "ahead_more", "half_stages": "half_stages"}.get(self.ahead, "chained")
-        return f"cuda_decode_{asked}" if self.launch == "chained" else ""
+        return f"cuda_decode_chained{'_w12' * self.wide_products}" if self.launch == "chained" else ""
 
     @property
     def precision(self) -> str:
@@ -179,13 +179,11 @@ NAMED = {
     "served_few_attention": replace(PACKED, ahead="state", chained_attention=True),
     "served_few_ends": ENDS,
     "served_few_norms": replace(ENDS, norms="in_gemv"),
+    "served_few_wide": replace(ENDS, wide_products=True),
     "served_few_replayed": replace(ENDS, replayed=True),
     "served_few_router": ROUTER,
     "served_few_experts": replace(ROUTER, chained_experts=True),
     "served_few_router_norms": replace(ROUTER, norms="in_gemv"),
-    "served_few_ahead": replace(PACKED, ahead="weights"),
-    "served_few_ahead_more": replace(PACKED, ahead="more"),
-    "served_few_half_stages": replace(PACKED, ahead="half_stages"),
     "served_replayed": Config(replayed=True),
     "served_replayed_waits": Config(replayed=True, waits=True),
     "served_many_ends": Config(packing="alpha_beta_gemv", ends="fused"),

@@ -325,9 +325,9 @@ def _judged(
 
 
 def cards() -> list[phases.Card]:
-    """Those of a GPU's time whose family is made of other families' kernels."""
+    """Those of a GPU's time whose family is made of other families' kernels, and whose arms are still there."""
     made = [c for c in phases.cards().values() if c.family and (families.FOLDER / c.family / "calls.py").exists()]
-    return [card for card in made if card.measure.timer != "host"]
+    return [card for card in made if card.measure.timer != "host" and not card.adopted]
 
 
 def by_part(trace: Trace, pattern: str, family: str, workload: str) -> breakdowns.Breakdown | None:

@@ -20,10 +20,6 @@ ENTRY = """
 struct Arguments {
   const unsigned char *x, *w; const float* scale; unsigned short* y; int m, n, k, k_tiles;
 } given;
-static std::map<const unsigned char*, u32> asked_for;  // of L2: what was not copied yet
-static int asked;
-extern "C" int copies_asked_for() { return asked; }
-extern "C" int copies_asked_for_in_vain() { return (int)asked_for.size(); }
 static void entry() {
   KERNEL(given.x, given.w, given.scale, given.y, given.m, given.n, given.k, given.k_tiles);
 }
@@ -33,15 +29,6 @@ extern "C" void simulated(const void* x, const void* w, const void* scale, void*
   on_read = [](const void* p, u32) {
     const bool of_x = p >= given.x && p < given.x + 2l * given.m * given.k;
     if (PDL && of_x && !cpu.now->waited) stop("a read of what the kernel ahead may write");
-  };
-  asked_for.clear(), asked = 0;
-  on_prefetch = [](const void* from, u32 bytes) {
-    asked++;
-    if (!asked_for.insert({(const unsigned char*)from, bytes}).second) stop("L2 is asked for the same twice");
-  };
-  on_async_read = [](const void* from, u32 bytes) {
-    const auto it = asked_for.find((const unsigned char*)from);
-    if (it != asked_for.end() && it->second == bytes) asked_for.erase(it);
   };
   if (bytes < (int)(RING + STAGES * STAGE_BYTES)) why_stopped = "less shared memory than the ring takes";
   else if (threads != THREADS) why_stopped = "other threads than the kernel's";
@@ -116,41 +103,6 @@ def test_the_ring_runs_on_a_cpu(m, n, k, dtype, sms, variant):
     # x comes behind the first stage of weights; where it waits for the kernel ahead, all stages may be there before.
     assert kernel.copies_before_loads() == (config.stages if config.pdl else 1)
     assert kernel.copies_in_flight() <= max(1, config.stages - 1)
-
-
-AHEAD = [
-    (8, 900, 1040, 4, {"cluster": 2, "warps": 3, "stages": 3}),
-    (3, 1200, 1024, 8, {"cluster": 2, "warps": 2, "stage_tiles": 2, "stages": 2}),
-    (8, 700, 1040, 2, {"cluster": 1, "stages": 1}),
-]
-
-
-def asked_ahead(shape: Any, copies: int, change: Change = UNCHANGED) -> tuple[int, int, int]:
-    """(copies that L2 is asked for, those of them that nobody makes, what should be asked for)."""
-    m, n, k, sms, variant = shape
-    plain = ring_config.choose_ring(m, n, k, "bf16", sms, pdl=True, **variant)
-    config = ring_config.choose_ring(m, n, k, "bf16", sms, pdl=True, ahead_bytes=copies * plain.stage_bytes, **variant)
-    kernel = on_cpu(config, change)
-    assert right(kernel, config, given(cases._check(m, n, k, "bf16")), 3)
-    row_tiles, workers = -(-n // tiles.ROWS), config.grid // config.cluster
-    of_row_tile, first = -(-config.k_tiles // config.stage_tiles), max(1, config.stages - 1)
-    left = [max(0, of_row_tile * -(-(row_tiles - worker) // workers) - first) for worker in range(workers)]
-    assert config.ahead == min(copies, max(left))
-    wanted = config.cluster * sum(min(copies, number) for number in left)
-    return kernel.copies_asked_for(), kernel.copies_asked_for_in_vain(), wanted
-
-
-@pytest.mark.parametrize("shape", AHEAD)
-@pytest.mark.parametrize("copies", [0, 2, 100])
-def test_l2_is_asked_for_the_copies_behind_the_first_stages(shape: Any, copies: int) -> None:
-    found, in_vain, wanted = asked_ahead(shape, copies)
-    assert (found, in_vain) == (wanted, 0)
-    assert (wanted > 0) == (copies > 0)
-
-
-def test_a_mistake_in_what_l2_is_asked_for_is_seen() -> None:
-    found, in_vain, wanted = asked_ahead(AHEAD[1], 2, ("next_part = part;", "next_part = 0;"))
-    assert in_vain or found != wanted
 
 
 GATED = [

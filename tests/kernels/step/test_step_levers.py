@@ -38,10 +38,9 @@ SAME = {  # lever: what it must equal bit for bit
     "stock_by_id": "stock", "stock_2d": "served_apart", "served_per_sequence": "served", "served_alpha_beta": "served",
     "served_packed": "served", "served_few_packed": "served_few_gated", "served_gate_up": "served",
     "served_few_state": "served_few_packed", "served_few_attention": "served_few_packed",
-    "served_few_ahead": "served_few_packed",
     "served_few_experts": "served_few_router", "served_few_router_norms": "served_few_router",
     "served_few_norms": "served_few_ends",
-    "served_few_ahead_more": "served_few_packed", "served_few_half_stages": "served_few_packed",
+    "served_few_wide": "served_few_ends",
     "served_all_logits": "served", "served_scratch": "served",
     "served_replayed": "served", "served_replayed_waits": "served", "served_fused_scan": "served",
     "served_split_scan": "served",
@@ -405,10 +404,12 @@ def test_levers_that_exclude_each_other_are_refused_in_one_line(levers: Any, nam
     assert all(word in said for word in named)
 
 
-@pytest.mark.parametrize("lever", [{"ahead": "state"}, {"chained_attention": True}, {"chained_experts": True}])
+@pytest.mark.parametrize(
+    "lever", [{"ahead": "state"}, {"chained_attention": True}, {"chained_experts": True}, {"wide_products": True}]
+)
 def test_a_place_in_the_chain_needs_the_chain(lever: Any) -> None:
     assert Config(launch="chained", **lever)
-    with pytest.raises(ValueError, match='launch="waiting": chain what they come before'):
+    with pytest.raises(ValueError, match='launch="waiting": chain the others'):
         Config(**lever)
 
 
