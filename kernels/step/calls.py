@@ -138,11 +138,12 @@ def _recurrence(workload: Workload, config: Config, gdn: int) -> list[Call]:
     state = str(workload.axes.get("state_dtype", "f32"))
     heads: dict[str, int | str] = {"Hk": model.gdn_k_heads, "Hv": model.gdn_v_heads, "D": model.gdn_dim}
     mixed = 2.0 * sum(new) * model.channels
-    if max(new) > 1:  # convolution and gates of a prompt are plain torch: a dozen passes over the mixed rows
-        around = Cost(0.0, 12 * mixed)
+    if max(new) > 1:  # convolution and gates of a prompt in plain torch: a dozen passes over the mixed rows
+        fused = config.convolution == "fused"
+        around = Cost(0.0, (2 if fused else 12) * mixed)
         scan: dict[str, int | str] = {"T": max(new), "batch": len(new), **heads}
         return [
-            Call("gdn", gdn, cost=around, launches=10 + 3 * len(new)),
+            Call("gdn", gdn, cost=around, launches=5 if fused else 10 + 3 * len(new)),
             Call("gdn", gdn, "gdn", scan, SCANS[config.scan]),
         ]
     axes = {"batch": len(new), **heads, "state_dtype": state, "dtype": "bf16", "pad": 0}

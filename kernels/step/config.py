@@ -19,6 +19,7 @@ VALUES = {
     "recurrence": ("fused", "apart"),
     "state": ("by_id", "gathered", "copied"),
     "scan": ("routed", "fused", "split"),
+    "convolution": ("library", "fused"),
     "stream": ("bf16", "f32"),
     "router": ("library", "gemv"),
     "norms": ("alone", "in_gemv"),
@@ -48,6 +49,8 @@ class Config:
     state:      the recurrent state read and written at its row; gathered first and written there (LP10); gathered,
                 updated in scratch and copied back (LP9).
     scan:       of a prompt: the routed kernel, one that keeps its state on chip, or six through memory (LP17).
+    convolution: of a prompt, the library's with what goes in and out copied and the gates a launch a line, or three
+                launches of ours (triton_prompt.py).
     per_sequence: the GDN output projection is a product for each sequence (LP11).
     stream:     what the residual stream is stored in (LP14).
     packing:    the four products into a GDN layer: one each; alpha and beta in one; these in one or two launches of
@@ -75,6 +78,7 @@ class Config:
     recurrence: str = "fused"
     state: str = "by_id"
     scan: str = "routed"
+    convolution: str = "library"
     per_sequence: bool = False
     stream: str = "bf16"
     packing: str = "none"
@@ -143,7 +147,7 @@ class Config:
             return f"{self}: {sum(new)} tokens, {NARROW_TOKENS} are the most of our narrow products and head"
         if self.norms == "in_gemv" and sum(new) > NORMED_TOKENS:
             return f"{self}: {sum(new)} tokens, {NORMED_TOKENS} are the most of a vector product that norms"
-        if max(new) == 1 and self.scan != "routed":
+        if max(new) == 1 and (self.scan != "routed" or self.convolution == "fused"):
             return f"{self}: a lever of prompts, this step decodes"
         if max(new) > 1 and (self.recurrence == "apart" or self.per_sequence or self.ends == "fused"):
             return f"{self}: a lever of decode steps, this one has {max(new)} new tokens of a sequence"
@@ -191,6 +195,8 @@ NAMED = {
     "served_many_router": Config(packing="alpha_beta_gemv", router="gemv", ends="fused"),  # of a mixture
     "served_fused_scan": Config(scan="fused"),
     "served_split_scan": Config(scan="split"),
+    "served_prompt_conv": Config(convolution="fused"),
+    "served_w4a8_conv": Config(products="w4a8", convolution="fused"),
     # The staircase: each has the levers of those before it; the last is `served`.
     "stock": Config(recurrence="apart", state="copied", per_sequence=True),
     "stock_in_place": Config(recurrence="apart", state="gathered", per_sequence=True),

@@ -28,7 +28,7 @@ from kernels.moe import ops as moe_ops
 from kernels.nvfp4 import format as nvfp4
 from kernels.nvfp4 import gated as nvfp4_gated
 from kernels.nvfp4 import ops as nvfp4_ops
-from kernels.step import torch_eager, triton_ends, triton_fused, wiring
+from kernels.step import torch_eager, triton_ends, triton_fused, triton_prompt, wiring
 from kernels.step.cases import BLOCKS, SCALES, model_of
 from kernels.step.config import SCANS, USUAL, W4A8_FROM, Config
 from kernels.step.model import CONV_WIDTH
@@ -74,23 +74,33 @@ def delta_rule(
         cuda_decode_conv.launch(given, {"o": o, "state": state, "conv_state": conv}, form=form)
         return o
     heads_k = (mixed.shape[1] // dim - heads_v) // 2
-    filters = args[f"{at}conv1d.weight"]
     rows = args["state_rows"].long()
-    convolved = torch.empty_like(mixed)
-    for (first, last), row in zip(args["spans"], args["rows"], strict=True):
-        window = torch.cat((conv[row], mixed[first:last]))
-        conv[row] = window[-(CONV_WIDTH - 1) :]
-        convolved[first:last] = F.conv1d(window.T[None], filters, groups=filters.shape[0])[0].T
+    if args["config"].convolution == "fused":
+        heads = triton_prompt.convolved(
+            mixed, args[f"{at}conv_weight"], conv, args["row_of"], args["place_of"], args["state_rows"],
+            args["cu_seqlens"], heads_k, heads_v, dim,
+        )  # fmt: skip
+        gates = triton_prompt.gates(a, b, args[f"{at}A_log"], args[f"{at}dt_bias"])
+    else:
+        heads = _convolved(args, at, mixed, conv).unflatten(1, (-1, dim)).split((heads_k, heads_k, heads_v), dim=1)
+        g = -args[f"{at}A_log"].exp() * F.softplus(a.float() + args[f"{at}dt_bias"])
+        gates = g, b.float().sigmoid()
     # Equal lengths are a batch, others one packed row.
     count = len(args["spans"]) if args["equal"] else 1
-    by_sequence = (count, mixed.shape[0] // count)
-    q, k, v = F.silu(convolved).view(*by_sequence, -1, dim).split((heads_k, heads_k, heads_v), dim=2)
-    g = -args[f"{at}A_log"].exp() * F.softplus(a.float() + args[f"{at}dt_bias"])
-    gates = (gate.view(*by_sequence, heads_v) for gate in (g, b.float().sigmoid()))
-    o, final_state = args["prompt"](q, k, v, *gates, state[rows].float())
+    o, final_state = args["prompt"](*(t.unflatten(0, (count, -1)) for t in (*heads, *gates)), state[rows].float())
     state[rows] = final_state.to(state.dtype)
     flat: torch.Tensor = o.flatten(0, 1)
     return flat
+
+
+def _convolved(args: Args, at: str, mixed: torch.Tensor, conv: torch.Tensor) -> torch.Tensor:
+    """SiLU of the library's convolution of each sequence, whose last columns are kept."""
+    filters, made = args[f"{at}conv1d.weight"], torch.empty_like(mixed)
+    for (first, last), row in zip(args["spans"], args["rows"], strict=True):
+        window = torch.cat((conv[row], mixed[first:last]))
+        conv[row] = window[-(CONV_WIDTH - 1) :]
+        made[first:last] = F.conv1d(window.T[None], filters, groups=filters.shape[0])[0].T
+    return F.silu(made)
 
 
 STATES = {
@@ -199,6 +209,10 @@ def prepare(inputs: Tensors, config: Config = USUAL) -> Args:
         config.chained_attention,
     )  # fmt: skip
     args["seen"] = inputs["seq_lens"] + 1
+    if config.convolution == "fused":
+        of = [(row, place) for row, (first, last) in zip(args["rows"], args["spans"], strict=True)
+              for place in range(last - first)]  # fmt: skip
+        args["row_of"], args["place_of"] = torch.tensor(of, dtype=torch.int32, device=device).T.contiguous()
     args["arrived"] = torch.zeros(len(lengths), heads_k, dtype=torch.int32, device=device)
     for name in [key for key in inputs if key.endswith("conv1d.weight")]:
         args[name.replace("conv1d.weight", "conv_weight")] = inputs[name][:, 0].contiguous()
@@ -276,12 +290,17 @@ def replay(args: Args, out: Tensors) -> None:
 RULES = {"fused": delta_rule, "apart": delta_rule_apart}
 
 
+BUILDS = {
+    "served": triton_fused.builds, "served_few_ends": triton_ends.builds, "served_prompt_conv": triton_prompt.builds,
+}  # fmt: skip
+
+
 def made(name: str, config: Config) -> Candidate:
     """The candidate of a configuration."""
     return Candidate(
         name, config.precision, replay if config.replayed else run, Needs(triton="3.6"),
         prepare=partial(prepare, config=config), refuses=partial(_refuses, config),
-        builds={"served": triton_fused.builds, "served_few_ends": triton_ends.builds}.get(name, _no_builds),
+        builds=BUILDS.get(name, _no_builds),
         config=lambda workload: str(config),
     )  # fmt: skip
 

@@ -49,6 +49,8 @@ PARTS = {  # of the step that a card's lever changes, in the model
     },
     "step-many": {"ffn", "head", "launches"}, "step-limit-many": {"ffn", "head", "launches"},
     "step-35b-many": {"head", "launches"},
+    "step-prompt-conv": {"gdn", "launches"}, "step-limit-prompt": {"gdn", "launches"},
+    "step-limit-prompt-w4a8": {"gdn", "launches"},
     "step-35b-experts": {"launches"}, "step-few-norms": {"launches"}, "step-35b-norms": {"launches"},
     "step-35b-few": {"gdn products", "attention products", "ahead", "copies", "head", "launches"},
     "step-im5": {"launches", "copies"}, "step-alpha-beta": {"launches"},

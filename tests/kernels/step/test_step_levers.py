@@ -348,6 +348,46 @@ def test_narrow_products_are_rounded_once(tokens: int, heads: int, hidden: int) 
 
 
 @needs_triton
+@pytest.mark.parametrize("lengths", [(1,), (2, 1, 3), (40,), (33, 1, 32, 5)])
+def test_a_prompts_convolution_is_the_plain_one(lengths: tuple[int, ...]) -> None:
+    """Sequences that are shorter than the filter, and rows of a pool that stand in another order."""
+    from kernels.step import triton_prompt
+
+    drawn, (heads_k, heads_v, dim) = torch.Generator().manual_seed(len(lengths)), (2, 3, 32)
+    channels, total = (2 * heads_k + heads_v) * dim, sum(lengths)
+    mixed = torch.randn(total, channels, generator=drawn).to(DEVICE, torch.bfloat16)
+    weight = torch.randn(channels, 4, generator=drawn).to(DEVICE, torch.bfloat16)
+    conv = torch.randn(len(lengths) + 1, 3, channels, generator=drawn).to(DEVICE, torch.bfloat16)
+    pool_rows = torch.arange(len(lengths), 0, -1, dtype=torch.int32, device=DEVICE)
+    spans = [(sum(lengths[:i]), sum(lengths[: i + 1])) for i in range(len(lengths))]
+    of = [(int(row), place) for row, length in zip(pool_rows, lengths, strict=True) for place in range(length)]
+    rows, places = torch.tensor(of, dtype=torch.int32, device=DEVICE).T.contiguous()
+    bounds = torch.tensor([0, *(last for _, last in spans)], dtype=torch.int32, device=DEVICE)
+    kept, wanted = conv.clone(), torch.empty(total, channels, dtype=torch.float64, device=DEVICE)
+    for (first, last), row in zip(spans, pool_rows.tolist(), strict=True):
+        window = torch.cat((conv[row], mixed[first:last]))
+        kept[row] = window[-3:]
+        taps = [window[tap : tap + last - first].double() * weight[:, tap].double() for tap in range(4)]
+        y = torch.stack(taps).sum(0)
+        wanted[first:last] = y * y.sigmoid()
+    made = triton_prompt.convolved(
+        mixed, weight, conv, rows, places, pool_rows, bounds, heads_k, heads_v, dim
+    )  # fmt: skip
+    assert torch.equal(conv, kept)
+    sides = wanted.unflatten(1, (-1, dim)).split((heads_k, heads_k, heads_v), dim=1)
+    for one, side in zip(made, sides, strict=True):
+        assert one.is_contiguous()
+        assert torch.allclose(one.double(), side, rtol=2.0**-8, atol=1e-5)
+
+    a, b = (torch.randn(total, heads_v, generator=drawn).to(DEVICE, torch.bfloat16) * 9 for _ in range(2))
+    rate, bias = (torch.randn(heads_v, generator=drawn).to(DEVICE) for _ in range(2))
+    g, beta = triton_prompt.gates(a, b, rate, bias)
+    decay = -rate.double().exp() * torch.nn.functional.softplus(a.double() + bias.double())
+    assert torch.allclose(g.double(), decay, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(beta.double(), b.double().sigmoid(), rtol=1e-5, atol=1e-7)
+
+
+@needs_triton
 def test_a_head_of_nan_names_a_token_that_there_is() -> None:
     from kernels.step import triton_ends
 
