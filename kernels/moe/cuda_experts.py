@@ -351,7 +351,7 @@ def _route(args: dict[str, Any], gate: Any, dtype: str, counters: int) -> None:
 def run(args: dict[str, Any], out: Tensors, chained: bool = False) -> None:
     """y in one launch up to ROUTED_MAX tokens; else in two: choose and sort, then both products and the weighted sum.
 
-    chained: that one launch is a programmatic one, behind a kernel that writes x and logits at most. ValueError on a
+    chained: that one launch is programmatic, behind a kernel that writes x and logits at most. ValueError on a
     mismatch.
     """
     x, logits, y, h = args["x"], args["logits"], out["y"], args["h"]

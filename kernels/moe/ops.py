@@ -116,7 +116,7 @@ class Layer(torch.nn.Module):
         shape = (self.experts, top_k, self.width, inner, shared)
         chosen = segments(*shape, dtype, up.device, tokens)
         if chained:
-            chosen = tuple((last, _chained(name, last, shape, dtype)) for last, name in chosen)
+            chosen = tuple((last, CHAINED if name == "cuda_experts" else name) for last, name in chosen)
         packed, copies = {}, dict[str, Tensors]()
         for name, last in {name: last for last, name in chosen}.items():  # once, for the most tokens of each
             x = torch.empty(last, self.width, dtype=dtype, device="meta")
@@ -146,17 +146,6 @@ class Layer(torch.nn.Module):
     def extra_repr(self) -> str:
         """What runs for which numbers of tokens."""
         return ", ".join([f"E={self.experts}", *(f"T<={m}: {route.split()[0]}" for m, route, *_ in self.parts)])
-
-
-def _chained(name: str, tokens: int, shape: tuple[int, ...], dtype: torch.dtype) -> str:
-    """The candidate's programmatic form for up to so many tokens, or itself."""
-    if name != "cuda_experts":
-        return name
-    from kernels.moe import cuda_experts
-
-    experts, top_k, width, inner, _ = shape
-    config = cuda_experts.choose_config(tokens, width, cuda_experts.padded_inner(inner), operators.dtype_word(dtype))
-    return CHAINED if cuda_experts.for_experts(config, experts, tokens * top_k).routed else name
 
 
 def _packed(

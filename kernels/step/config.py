@@ -16,6 +16,7 @@ VALUES = {
     "products": ("w4a16", "w4a8"),
     "launch": ("waiting", "chained"),
     "ahead": ("none", "state"),
+    "product_warps": (0, 12),
     "recurrence": ("fused", "apart"),
     "state": ("by_id", "gathered", "copied"),
     "scan": ("routed", "fused", "split"),
@@ -29,7 +30,7 @@ VALUES = {
 # Of the words for packing: qkv and z in one product; alpha and beta in kernels of ours.
 WIDE, GEMV = ("all", "all_gemv"), ("alpha_beta_gemv", "all_gemv")
 W4A8_FROM = 17  # tokens, the fewest that the kernel of e4m3 products takes; with fewer they are as with w4a16
-NARROW_TOKENS = 128  # the most of our kernels for alpha and beta, routers and the head
+SKINNY_TOKENS = 128  # the most of our kernels for alpha and beta, routers and the LM head
 NORMED_TOKENS = 8  # the most of the vector kernel, which may norm too
 MOST_CHAINED = 8  # tokens, of the kernel that is launched programmatically at every shape of the model
 
@@ -42,7 +43,8 @@ class Config:
     launch:     a kernel waits for the one ahead, or is launched programmatically: it takes its place meanwhile, and a
                 product fetches weights (products, small kernels and the recurrence).
     ahead:      what a chained recurrence asks L2 for before it waits: nothing, or its states.
-    wide_products: 12 warps share K of a chained product, so that each has fewer tiles to multiply once x is there.
+    product_warps: that share K of a chained product, so that each has fewer tiles to multiply once x is there; 0: as
+                many as of a launch that waits.
     chained_attention: attention is launched programmatically too, and loads old tokens before it waits.
     chained_experts: of a mixture's few tokens, the experts' one launch too, and it asks for the shared one's weights.
     recurrence: convolution, gates and delta rule of a decode step in one launch, or in three.
@@ -50,17 +52,18 @@ class Config:
                 updated in scratch and copied back (LP9).
     scan:       of a prompt: the routed kernel, one that keeps its state on chip, or six through memory (LP17).
     convolution: of a prompt, the library's with what goes in and out copied and the gates a launch a line, or three
-                launches of ours (triton_prompt.py).
+                launches of ours (fused_prompt.py).
     per_sequence: the GDN output projection is a product for each sequence (LP11).
     stream:     what the residual stream is stored in (LP14).
     packing:    the four products into a GDN layer: one each; alpha and beta in one; these in one or two launches of
-                ours, for up to NARROW_TOKENS tokens; beside alpha and beta qkv and z in one, which is as far as two
+                ours, for up to SKINNY_TOKENS tokens; beside alpha and beta qkv and z in one, which is as far as two
                 formats of weights can be packed (IM5); that with ours.
     router:     of a mixture, the library's product and a conversion, or ours, as of alpha and beta, in float32.
     norms:      the residual stream's alone; or, where a vector product is behind one, for up to NORMED_TOKENS tokens,
                 in its launch.
-    ends:       of a decode step, embedding and angles, then head, conversion and the highest logit: the library's
-                launches, or three of ours, for up to NARROW_TOKENS tokens (triton_ends.py).
+    ends:       of a decode step, embedding and rotary angles at its start, LM head, conversion to float32 and greedy
+                token (argmax) at its end: the library's launches, or three of ours, for up to SKINNY_TOKENS tokens
+                (fused_ends.py).
     gate_up:    gate and up in one product. gated: SiLU and their product in that launch too.
     all_logits: the head is computed for every new token, and the last ones are kept (LB10).
     scratch:    what products add up in is allocated and zeroed with every call (IM4).
@@ -72,7 +75,7 @@ class Config:
     products: str = "w4a16"
     launch: str = "waiting"
     ahead: str = "none"
-    wide_products: bool = False
+    product_warps: int = 0
     chained_attention: bool = False
     chained_experts: bool = False
     recurrence: str = "fused"
@@ -95,14 +98,14 @@ class Config:
     def __post_init__(self) -> None:
         for name, known in VALUES.items():
             if (value := getattr(self, name)) not in known:
-                raise ValueError(f"{name}={value!r} is not one of {', '.join(known)}; use one of them")
+                raise ValueError(f"{name}={value!r} is not one of {', '.join(map(str, known))}; use one of them")
         if self.state != "by_id" and self.recurrence == "fused":
             raise ValueError(
                 f'state="{self.state}" with recurrence="fused": one launch reads states by id; use "apart"'
             )
-        held = self.chained_attention or self.chained_experts or self.wide_products
+        held = self.chained_attention or self.chained_experts or self.product_warps
         if (self.ahead != "none" or held) and self.launch != "chained":
-            raise ValueError('ahead, chained_... or wide_products with launch="waiting": chain the others, too')
+            raise ValueError('ahead, chained_... or product_warps with launch="waiting": chain the others, too')
         if self.launch == "chained" and self.products != "w4a16":
             raise ValueError('launch="chained" with products="w4a8": only the w4a16 kernel has that form; take one')
         if self.gated and (self.gate_up or self.scratch or self.products != "w4a16"):
@@ -119,7 +122,7 @@ class Config:
     @property
     def form(self) -> str:
         """Of ring_config.FORMS, "" where a launch waits."""
-        return f"cuda_decode_chained{'_w12' * self.wide_products}" if self.launch == "chained" else ""
+        return f"cuda_decode_chained{'_w12' * (self.product_warps == 12)}" if self.launch == "chained" else ""
 
     @property
     def precision(self) -> str:
@@ -143,8 +146,8 @@ class Config:
         if room is not None and needed > room:
             where = f"{len(new)} sequences of {workload['ctx'] + max(new)} tokens, {workload['layers']} layers"
             return f"{where} take {needed / 1e9:.1f} GB, {room / 1e9:.1f} are there: fewer of either, or of layers"
-        if (self.packing in GEMV or self.router == "gemv" or self.ends == "fused") and sum(new) > NARROW_TOKENS:
-            return f"{self}: {sum(new)} tokens, {NARROW_TOKENS} are the most of our narrow products and head"
+        if (self.packing in GEMV or self.router == "gemv" or self.ends == "fused") and sum(new) > SKINNY_TOKENS:
+            return f"{self}: {sum(new)} tokens, {SKINNY_TOKENS} are the most of our skinny GEMMs and LM head"
         if self.norms == "in_gemv" and sum(new) > NORMED_TOKENS:
             return f"{self}: {sum(new)} tokens, {NORMED_TOKENS} are the most of a vector product that norms"
         if max(new) == 1 and (self.scan != "routed" or self.convolution == "fused"):
@@ -183,7 +186,7 @@ NAMED = {
     "served_few_attention": replace(PACKED, ahead="state", chained_attention=True),
     "served_few_ends": ENDS,
     "served_few_norms": replace(ENDS, norms="in_gemv"),
-    "served_few_wide": replace(ENDS, wide_products=True),
+    "served_few_w12": replace(ENDS, product_warps=12),
     "served_few_replayed": replace(ENDS, replayed=True),
     "served_few_router": ROUTER,
     "served_few_experts": replace(ROUTER, chained_experts=True),

@@ -1,8 +1,8 @@
 """What stands between the large kernels, one launch each: the small kernels that every engine fuses.
 
     add_norm    the residual stream plus what a sublayer gives, and its RMS norm: one pass over a row
-    alpha_beta  the two small products into a GDN layer: a program a row of the weight, or of many tokens in slices of K
-                that a second launch adds up
+    alpha_beta  the two skinny products into a GDN layer: a program a row of the weight; of many tokens split-K, and a
+                second launch that adds up
     router      a mixture's logits in float32, by the kernels of alpha_beta
     norm_gemv   add_norm and the products of alpha_beta or router behind it: each program norms for itself
     gated_norm  the norm of each GDN head times SiLU(z)
@@ -35,8 +35,8 @@ from kernels.step.model import EPS
 from kernels.step.wiring import Args
 
 ELEMENTS = 1024  # of an elementwise program
-VECTOR_TOKENS = 8  # the most of a narrow product with a program a row
-SLICE_K, SLICE_ROWS, SUMS = 128, 32, 64  # of a narrow product of more: a program's K and rows; sums of a program
+VECTOR_TOKENS = 8  # the most of a GEMV with a program a row
+SPLIT_K, SPLIT_ROWS, SUMS = 128, 32, 64  # of a skinny GEMM of more, split along K: a program's K and rows; its sums
 
 
 @triton.jit
@@ -82,6 +82,13 @@ def add_norm_kernel(
 
 
 @triton.jit
+def store_products(x, w, out_ptr, row, token, tokens, HEADS: tl.constexpr, INTERPRETED: tl.constexpr):
+    """Of tokens x [T_BLOCK, H] and weight row w [H], both float32, to out [rows / HEADS, tokens, HEADS]."""
+    y = round_output(tl.sum(x * w[None, :], axis=1), out_ptr.dtype.element_ty, INTERPRETED)
+    tl.store(out_ptr + (row // HEADS * tokens + token) * HEADS + row % HEADS, y, mask=token < tokens)
+
+
+@triton.jit
 def alpha_beta_kernel(
     x_ptr,  # [tokens, H]
     w_ptr,  # [2 HEADS, H]: alpha's rows, then beta's; a router's [HEADS, H]
@@ -102,15 +109,14 @@ def alpha_beta_kernel(
     of = token.to(tl.int64)[:, None] * H + at[None, :]
     wait_ahead(PDL)
     x = tl.load(x_ptr + of, mask=here[:, None] & held[None, :], other=0.0).to(tl.float32)
-    y = round_output(tl.sum(x * w[None, :], axis=1), out_ptr.dtype.element_ty, INTERPRETED)
-    tl.store(out_ptr + (row // HEADS * tokens + token) * HEADS + row % HEADS, y, mask=here)
+    store_products(x, w, out_ptr, row, token, tokens, HEADS, INTERPRETED)
 
 
 @triton.jit
-def slice_kernel(
+def split_k_kernel(
     x_ptr,  # [tokens, H]
     w_ptr,  # [R, H]
-    part_ptr,  # f32 [slices, tokens, R]
+    part_ptr,  # f32 [splits, tokens, R]
     tokens,
     R,
     H,
@@ -134,10 +140,10 @@ def slice_kernel(
 
 
 @triton.jit
-def sum_slices_kernel(
-    part_ptr,  # f32 [slices, tokens, R]
+def split_k_sum_kernel(
+    part_ptr,  # f32 [splits, tokens, R]
     out_ptr,  # [R / HEADS, tokens, HEADS]
-    slices,
+    splits,
     tokens,
     R,
     HEADS: tl.constexpr,
@@ -148,7 +154,7 @@ def sum_slices_kernel(
     at, part = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, MOST)
     held = at < tokens * R
     each = tl.load(
-        part_ptr + part[:, None] * (tokens * R) + at[None, :], mask=(part < slices)[:, None] & held[None, :], other=0.0
+        part_ptr + part[:, None] * (tokens * R) + at[None, :], mask=(part < splits)[:, None] & held[None, :], other=0.0
     )
     token, row = at // R, at % R
     y = round_output(tl.sum(each, axis=0), out_ptr.dtype.element_ty, INTERPRETED)
@@ -194,8 +200,7 @@ def norm_gemv_kernel(
     h = round_output(x * scale[:, None] * gain[None, :], h_ptr.dtype.element_ty, INTERPRETED)
     if row == 0:
         tl.store(h_ptr + of, h, mask=inside)
-    y = round_output(tl.sum(h.to(tl.float32) * w[None, :], axis=1), out_ptr.dtype.element_ty, INTERPRETED)
-    tl.store(out_ptr + (row // HEADS * tokens + token) * HEADS + row % HEADS, y, mask=here)
+    store_products(h.to(tl.float32), w, out_ptr, row, token, tokens, HEADS, INTERPRETED)
 
 
 @triton.jit
@@ -366,21 +371,21 @@ def add_norm(
 
 def alpha_beta(weight: torch.Tensor, x: torch.Tensor, pdl: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """x [tokens, H] times both weights: see wiring.Parts."""
-    a, b = _narrow(weight, x, weight.shape[0] // 2, x.dtype, pdl)
+    a, b = _skinny(weight, x, weight.shape[0] // 2, x.dtype, pdl)
     return a, b
 
 
 def router(weight: torch.Tensor, x: torch.Tensor, pdl: bool = False) -> torch.Tensor:
     """x [tokens, H] times weight [E, H], float32: see wiring.Parts."""
-    return _narrow(weight, x, weight.shape[0], torch.float32, pdl)[0]
+    return _skinny(weight, x, weight.shape[0], torch.float32, pdl)[0]
 
 
-def _narrow(weight: torch.Tensor, x: torch.Tensor, heads: int, kind: torch.dtype, pdl: bool) -> torch.Tensor:
+def _skinny(weight: torch.Tensor, x: torch.Tensor, heads: int, kind: torch.dtype, pdl: bool) -> torch.Tensor:
     """x [tokens, H] times weight [parts heads, H], as [parts, tokens, heads] in `kind`.
 
     A program of few tokens holds a row of the weight and of two tokens at once, all loads in flight: 96 rows of 10 KB
-    are 0.2 us of memory, so what counts is that a program waits for it once. Of more tokens each program has a slice of
-    K, and all of it in flight.
+    are 0.2 us of memory, so what counts is that a program waits for it once. Of more tokens it is
+    split-K: each program has 128 of K, all in flight.
     """
     (tokens, hidden), rows = x.shape, weight.shape[0]
     out, block = torch.empty(rows // heads, tokens, heads, dtype=kind, device=x.device), triton.next_power_of_2(hidden)
@@ -391,14 +396,14 @@ def _narrow(weight: torch.Tensor, x: torch.Tensor, heads: int, kind: torch.dtype
             **launch(pdl), num_warps=_warps(together * block // 2),
         )  # fmt: skip
         return out
-    slices, t_block = triton.cdiv(hidden, SLICE_K), min(64, max(16, triton.next_power_of_2(tokens)))
-    part = torch.empty(slices, tokens, rows, device=x.device)
-    slice_kernel[(slices, triton.cdiv(rows, SLICE_ROWS), triton.cdiv(tokens, t_block))](
-        x, weight, part, tokens, rows, hidden, T_BLOCK=t_block, ROWS=SLICE_ROWS, BLOCK_K=SLICE_K,
+    splits, t_block = triton.cdiv(hidden, SPLIT_K), min(64, max(16, triton.next_power_of_2(tokens)))
+    part = torch.empty(splits, tokens, rows, device=x.device)
+    split_k_kernel[(splits, triton.cdiv(rows, SPLIT_ROWS), triton.cdiv(tokens, t_block))](
+        x, weight, part, tokens, rows, hidden, T_BLOCK=t_block, ROWS=SPLIT_ROWS, BLOCK_K=SPLIT_K,
         INTERPRETED=interpreted(), num_warps=4,
     )  # fmt: skip
-    sum_slices_kernel[(triton.cdiv(tokens * rows, SUMS),)](
-        part, out, slices, tokens, rows, HEADS=heads, MOST=triton.next_power_of_2(slices), BLOCK=SUMS,
+    split_k_sum_kernel[(triton.cdiv(tokens * rows, SUMS),)](
+        part, out, splits, tokens, rows, HEADS=heads, MOST=triton.next_power_of_2(splits), BLOCK=SUMS,
         INTERPRETED=interpreted(), num_warps=4,
     )  # fmt: skip
     return out
@@ -548,12 +553,12 @@ def builds(capability: int) -> tuple[Build, ...]:
             for size, block, kind, heads, warps in ((5120, 8192, "bf16", 48, 16), (2048, 2048, "fp32", 256, 4))
         ),
         build(
-            "slice 5120, 32 tokens", slice_kernel, "x:bf16 w:bf16 part:fp32", ("tokens", "R", "H"), 4, T_BLOCK=32,
-            ROWS=SLICE_ROWS, BLOCK_K=SLICE_K,
+            "split_k 5120, 32 tokens", split_k_kernel, "x:bf16 w:bf16 part:fp32", ("tokens", "R", "H"), 4, T_BLOCK=32,
+            ROWS=SPLIT_ROWS, BLOCK_K=SPLIT_K,
         ),
         build(
-            "sum_slices 5120", sum_slices_kernel, "part:fp32 out:bf16", ("slices", "tokens", "R"), 4, HEADS=48, MOST=64,
-            BLOCK=SUMS,
+            "split_k_sum 5120", split_k_sum_kernel, "part:fp32 out:bf16", ("splits", "tokens", "R"), 4, HEADS=48,
+            MOST=64, BLOCK=SUMS,
         ),
         build(
             "router 2048", alpha_beta_kernel, "x:bf16 w:bf16 out:fp32", ("tokens", "H"), 2, HEADS=256, T_BLOCK=1,

@@ -28,7 +28,7 @@ from kernels.moe import ops as moe_ops
 from kernels.nvfp4 import format as nvfp4
 from kernels.nvfp4 import gated as nvfp4_gated
 from kernels.nvfp4 import ops as nvfp4_ops
-from kernels.step import torch_eager, triton_ends, triton_fused, triton_prompt, wiring
+from kernels.step import fused_ends, fused_prompt, torch_eager, triton_fused, wiring
 from kernels.step.cases import BLOCKS, SCALES, model_of
 from kernels.step.config import SCANS, USUAL, W4A8_FROM, Config
 from kernels.step.model import CONV_WIDTH
@@ -76,11 +76,11 @@ def delta_rule(
     heads_k = (mixed.shape[1] // dim - heads_v) // 2
     rows = args["state_rows"].long()
     if args["config"].convolution == "fused":
-        heads = triton_prompt.convolved(
+        heads = fused_prompt.convolved(
             mixed, args[f"{at}conv_weight"], conv, args["row_of"], args["place_of"], args["state_rows"],
             args["cu_seqlens"], heads_k, heads_v, dim,
         )  # fmt: skip
-        gates = triton_prompt.gates(a, b, args[f"{at}A_log"], args[f"{at}dt_bias"])
+        gates = fused_prompt.gates(a, b, args[f"{at}A_log"], args[f"{at}dt_bias"])
     else:
         heads = _convolved(args, at, mixed, conv).unflatten(1, (-1, dim)).split((heads_k, heads_k, heads_v), dim=1)
         g = -args[f"{at}A_log"].exp() * F.softplus(a.float() + args[f"{at}dt_bias"])
@@ -150,7 +150,7 @@ def gated(args: Args, at: str, x: torch.Tensor) -> torch.Tensor:
 
 SERVED = replace(
     triton_fused.FUSED, linear=linear, delta_rule=delta_rule, attend=attend, mixture=mixture, gated=gated,
-    begin=triton_ends.begin, head=triton_ends.head,
+    begin=fused_ends.begin, head=fused_ends.head,
 )  # fmt: skip
 SMALL = ("alpha_beta", "router", "norm_gemv", "add_norm", "gated_norm", "rotate", "gate", "activate", "begin", "head")
 PARTS = {
@@ -291,7 +291,7 @@ RULES = {"fused": delta_rule, "apart": delta_rule_apart}
 
 
 BUILDS = {
-    "served": triton_fused.builds, "served_few_ends": triton_ends.builds, "served_prompt_conv": triton_prompt.builds,
+    "served": triton_fused.builds, "served_few_ends": fused_ends.builds, "served_prompt_conv": fused_prompt.builds,
 }  # fmt: skip
 
 

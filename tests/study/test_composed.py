@@ -43,7 +43,7 @@ PARTS = {  # of the step that a card's lever changes, in the model
     "step-few-state": {"ahead", "launches"}, 
     "step-few-attention": {"ahead", "launches"},
     "step-few-ends": {"head", "launches"},
-    "step-few-wide": set(),  # a form of a kernel that no row of another one tells of
+    "step-few-w12": set(),  # a form of a kernel that no row of another one tells of
     "step-limit-ends": {
         "ffn", "gdn products", "attention products", "activation", "ahead", "copies", "head", "launches",
     },

@@ -40,7 +40,7 @@ SAME = {  # lever: what it must equal bit for bit
     "served_few_state": "served_few_packed", "served_few_attention": "served_few_packed",
     "served_few_experts": "served_few_router", "served_few_router_norms": "served_few_router",
     "served_few_norms": "served_few_ends",
-    "served_few_wide": "served_few_ends",
+    "served_few_w12": "served_few_ends",
     "served_all_logits": "served", "served_scratch": "served",
     "served_replayed": "served", "served_replayed_waits": "served", "served_fused_scan": "served",
     "served_split_scan": "served",
@@ -294,7 +294,7 @@ def test_a_cache_of_q8_0_takes_the_plain_codes_and_scales(dim: int) -> None:
 )
 def test_fused_ends_are_the_librarys(tokens: int, vocab: int, hidden: int) -> None:
     """Sizes that no tile divides, the highest logit in the last row, and three equal ones: the lowest token counts."""
-    from kernels.step import triton_ends
+    from kernels.step import fused_ends
 
     drawn = torch.Generator().manual_seed(vocab)
     weight = (torch.randn(vocab, hidden, generator=drawn) / hidden**0.5).to(DEVICE, torch.bfloat16)
@@ -307,7 +307,7 @@ def test_fused_ends_are_the_librarys(tokens: int, vocab: int, hidden: int) -> No
         "next_token": torch.full((tokens,), -1, device=DEVICE),
         "next_logit": torch.full((tokens,), torch.nan, device=DEVICE),
     }
-    triton_ends.head(weight, x, out)
+    fused_ends.head(weight, x, out)
     wanted = x.double() @ weight.double().T
     assert torch.allclose(out["logits"].double(), wanted, rtol=0, atol=2e-6 * float(wanted.abs().max()))
     highest = out["logits"].max(-1)
@@ -319,7 +319,7 @@ def test_fused_ends_are_the_librarys(tokens: int, vocab: int, hidden: int) -> No
     args |= {"model.embed_tokens.weight": weight, "positions": torch.arange(tokens, device=DEVICE).int() * 251}
     args["inv_freq"] = 1e4 ** -(torch.arange(5, device=DEVICE) / 5.0)
     for stream in (torch.bfloat16, torch.float32):
-        made = triton_ends.begin(args, stream)
+        made = fused_ends.begin(args, stream)
         assert torch.equal(made["x"], weight[args["tokens"]].to(stream))
         angle = args["positions"][:, None, None].double() * args["inv_freq"].double()
         for name, wanted in (("cos", angle.cos()), ("sin", angle.sin())):
@@ -331,8 +331,8 @@ def test_fused_ends_are_the_librarys(tokens: int, vocab: int, hidden: int) -> No
 @pytest.mark.parametrize(
     ("tokens", "heads", "hidden"), [(1, 5, 96), (8, 4, 80), (9, 24, 128), (33, 48, 300), (128, 17, 512)]
 )
-def test_narrow_products_are_rounded_once(tokens: int, heads: int, hidden: int) -> None:
-    """With a program a row and in slices of K; sizes that no slice or tile divides."""
+def test_skinny_gemms_are_rounded_once(tokens: int, heads: int, hidden: int) -> None:
+    """As a GEMV and split along K; sizes that no split and no tile divides."""
     from kernels.step import triton_fused
 
     drawn = torch.Generator().manual_seed(tokens)
@@ -351,7 +351,7 @@ def test_narrow_products_are_rounded_once(tokens: int, heads: int, hidden: int) 
 @pytest.mark.parametrize("lengths", [(1,), (2, 1, 3), (40,), (33, 1, 32, 5)])
 def test_a_prompts_convolution_is_the_plain_one(lengths: tuple[int, ...]) -> None:
     """Sequences that are shorter than the filter, and rows of a pool that stand in another order."""
-    from kernels.step import triton_prompt
+    from kernels.step import fused_prompt
 
     drawn, (heads_k, heads_v, dim) = torch.Generator().manual_seed(len(lengths)), (2, 3, 32)
     channels, total = (2 * heads_k + heads_v) * dim, sum(lengths)
@@ -370,7 +370,7 @@ def test_a_prompts_convolution_is_the_plain_one(lengths: tuple[int, ...]) -> Non
         taps = [window[tap : tap + last - first].double() * weight[:, tap].double() for tap in range(4)]
         y = torch.stack(taps).sum(0)
         wanted[first:last] = y * y.sigmoid()
-    made = triton_prompt.convolved(
+    made = fused_prompt.convolved(
         mixed, weight, conv, rows, places, pool_rows, bounds, heads_k, heads_v, dim
     )  # fmt: skip
     assert torch.equal(conv, kept)
@@ -381,7 +381,7 @@ def test_a_prompts_convolution_is_the_plain_one(lengths: tuple[int, ...]) -> Non
 
     a, b = (torch.randn(total, heads_v, generator=drawn).to(DEVICE, torch.bfloat16) * 9 for _ in range(2))
     rate, bias = (torch.randn(heads_v, generator=drawn).to(DEVICE) for _ in range(2))
-    g, beta = triton_prompt.gates(a, b, rate, bias)
+    g, beta = fused_prompt.gates(a, b, rate, bias)
     decay = -rate.double().exp() * torch.nn.functional.softplus(a.double() + bias.double())
     assert torch.allclose(g.double(), decay, rtol=1e-5, atol=1e-6)
     assert torch.allclose(beta.double(), b.double().sigmoid(), rtol=1e-5, atol=1e-7)
@@ -389,12 +389,12 @@ def test_a_prompts_convolution_is_the_plain_one(lengths: tuple[int, ...]) -> Non
 
 @needs_triton
 def test_a_head_of_nan_names_a_token_that_there_is() -> None:
-    from kernels.step import triton_ends
+    from kernels.step import fused_ends
 
     weight, x = torch.full((64, 32), torch.nan), torch.ones(2, 32)
     out = {"logits": torch.zeros(2, 64), "next_token": torch.full((2,), -1), "next_logit": torch.zeros(2)}
     out = {name: t.to(DEVICE) for name, t in out.items()}
-    triton_ends.head(weight.to(DEVICE, torch.bfloat16), x.to(DEVICE, torch.bfloat16), out)
+    fused_ends.head(weight.to(DEVICE, torch.bfloat16), x.to(DEVICE, torch.bfloat16), out)
     assert all(0 <= token < 64 for token in out["next_token"].tolist())
     assert out["logits"].isnan().all()
 
@@ -445,12 +445,31 @@ def test_levers_that_exclude_each_other_are_refused_in_one_line(levers: Any, nam
 
 
 @pytest.mark.parametrize(
-    "lever", [{"ahead": "state"}, {"chained_attention": True}, {"chained_experts": True}, {"wide_products": True}]
+    "lever", [{"ahead": "state"}, {"chained_attention": True}, {"chained_experts": True}, {"product_warps": 12}]
 )
 def test_a_place_in_the_chain_needs_the_chain(lever: Any) -> None:
     assert Config(launch="chained", **lever)
     with pytest.raises(ValueError, match='launch="waiting": chain the others'):
         Config(**lever)
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "said"),
+    [
+        ("served_few_router", "decode_q36-27b_l16_npl1_ctx1024", "a lever of mixtures"),
+        ("served_few_experts", "decode_q36-27b_l16_npl1_ctx1024", "a lever of mixtures"),
+        ("served_few_norms", "decode_q36-35b-a3b_l20_npl1_ctx1024", "a lever of dense layers"),
+        ("served_many_ends", "prefill_q36-27b_l8_npl1_t512_ctx0", "512 tokens, 128 are the most"),
+        ("served_few_ends", "decode_q36-27b_l16_npl32_ctx1024", "the kernel with that form takes 8"),
+        ("served_prompt_conv", "decode_q36-27b_l16_npl1_ctx1024", "a lever of prompts"),
+    ],
+)
+def test_a_lever_names_the_step_that_it_does_not_take(name: str, at: str, said: str) -> None:
+    assert said in NAMED[name].refuses(BY_ID[at])
+    taken = Config(packing="alpha_beta_gemv", norms="in_gemv")
+    assert "8 are the most of a vector product" in taken.refuses(BY_ID["decode_q36-27b_l16_npl32_ctx1024"])
+    assert "together with router" in taken.refuses(BY_ID["decode_q36-35b-a3b_l20_npl1_ctx1024"])
+    assert "decode steps" in Config(ends="fused").refuses(BY_ID["prefill_odd_npl1_t21_ctx0"])
 
 
 def test_memory_is_refused_with_the_number_before_anything_is_made() -> None:
@@ -529,9 +548,9 @@ import json
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from kernels.step import triton_ends, triton_fused
+from kernels.step import fused_ends, triton_fused
 found = {}
-for build in triton_fused.builds(90) + triton_ends.builds(90):
+for build in triton_fused.builds(90) + fused_ends.builds(90):
     if "PDL" not in build.kernel.arg_names:
         continue
     source = ASTSource(build.kernel, dict(build.signature), {**build.constexprs, "PDL": True})

@@ -1,8 +1,8 @@
-"""The first and the last launches of a decode step: three of ours for ten of the library's.
+"""The start and the end of a decode step, embedding and LM head: three launches of ours for ten of the library's.
 
-    begin    embedding rows, and cosines and sines of the tokens' positions
-    head     normed x [tokens, H] times the head [V, H]: float32 logits, and of each tile of rows the highest one
-    greedy   of those the highest: the next token and its logit
+    begin    embedding rows, and the rotary cosines and sines of the tokens' positions
+    head     normed x [tokens, H] times the LM head [V, H]: float32 logits, and of each tile of rows the highest one
+    greedy   the argmax of those: the next token and its logit
 
 The head is one pass over its weights: a tile of rows times all tokens, up to 128, goes through the tensor cores, since
 with eight tokens the multiprocessors' own multiplications would take half of the time that its bytes do. With PDL, as
@@ -22,8 +22,8 @@ from kernels.step.triton_fused import build, launch, start_dependents, wait_ahea
 from kernels.step.wiring import Args
 
 FEWEST = 8  # tokens of a tile of the tensor cores
-# Of the head by tokens: rows of a tile, its k, stages and warps. Of a dozen each, the fastest alone on an H200; from
-# capability 120 on there are 99 KB of shared memory, for two stages.
+# Of the head by tokens: rows of a tile, BLOCK_K, stages and warps, picked of a dozen on an H200 in a run that left no
+# rows. From capability 120 on there are 99 KB of shared memory, for two stages.
 TILES = ((8, (64, 256, 3, 4)), (32, (128, 128, 4, 8)), (128, (128, 64, 6, 8)))
 
 

@@ -71,7 +71,7 @@ def prompt_conv_kernel(
 
 
 @triton.jit
-def keep_rows_kernel(
+def conv_state_kernel(
     mixed_ptr,  # [tokens, C]
     conv_ptr,  # [rows, TAPS - 1, C]
     state_rows_ptr,  # i32 [sequences]
@@ -114,7 +114,7 @@ def convolved(
         TAPS=TAPS, INTERPRETED=interpreted(), num_warps=4,
     )  # fmt: skip
     block = 1024
-    keep_rows_kernel[(len(state_rows), triton.cdiv(channels, block))](
+    conv_state_kernel[(len(state_rows), triton.cdiv(channels, block))](
         mixed, conv, state_rows, bounds, channels, TAPS=TAPS, BLOCK=block, num_warps=4
     )
     return q, k, v
@@ -140,7 +140,7 @@ def builds(capability: int) -> tuple[Build, ...]:
             D=128, T_BLOCK=T_BLOCK, TAPS=TAPS,
         ),
         build(
-            "keep_rows 10240", keep_rows_kernel, "mixed:bf16 conv:bf16 state_rows:i32 bounds:i32", ("C",), 4, TAPS=TAPS,
-            BLOCK=1024,
+            "conv_state 10240", conv_state_kernel, "mixed:bf16 conv:bf16 state_rows:i32 bounds:i32", ("C",), 4,
+            TAPS=TAPS, BLOCK=1024,
         ),
     )  # fmt: skip
