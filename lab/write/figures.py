@@ -92,7 +92,7 @@ def arms(card: Card, device: str) -> Picture:
     changes = [f"{change[0]:+.3g} % at {w}" for w, change in pairs.items() if change]
     said = ", ".join(changes) or "no pair of rows"
     alt = f"Times of {card.candidate} against {card.control} on {place.name}: {said}."
-    what = "host time of an eager call" if card.measure.timer == "host" else "median times"
+    what = "host time of a call" if card.measure.timer == "host" else "median times"
     return Picture(draw.arms(groups, f"{card.id} on {place.name}: {what}"), alt)
 
 
