@@ -24,7 +24,7 @@ from kernels.gdn import cuda_decode
 from kernels.gdn.cuda_decode import FORMATS, STATES, DecodeVariant
 
 WIDTH = 4
-NAMES = ("mixed_qkv", "conv_weight", "conv_state", "a", "b", "A_log", "dt_bias", "state", "state_rows")
+NAMES = ("conv_weight", "conv_state", "a", "b", "A_log", "dt_bias", "state", "state_rows")
 
 
 def warps(variant: DecodeVariant) -> int:
@@ -51,7 +51,12 @@ CUDA_SOURCES = (SOURCE,)
 
 
 def checked(inputs: Tensors) -> None:
-    """Raise ValueError for a tensor that is not contiguous, and for shapes that do not belong together."""
+    """Raise ValueError for strides that the kernel does not take, and for shapes that do not belong together.
+
+    Rows of mixed_qkv may be columns of wider ones; all else is contiguous.
+    """
+    if inputs["mixed_qkv"].stride(1) != 1:
+        raise ValueError(f"mixed_qkv has strides {inputs['mixed_qkv'].stride()}: pass one whose columns are adjacent")
     for name in NAMES:
         if not inputs[name].is_contiguous():
             shape, strides = tuple(inputs[name].shape), inputs[name].stride()
@@ -83,7 +88,8 @@ def launch(args: Tensors, out: Tensors, variant: DecodeVariant | None = None, fo
     kernel = cuda.load(FORMS[form], kernel_name(chosen), out["o"].device.index or 0)
     tensors = [args[n] for n in ("mixed_qkv", "a", "b", "conv_weight", "A_log", "dt_bias")]
     tensors += [out["conv_state"], out["state"], args["state_rows"], args["arrived"], out["o"]]
-    numbers = (batch, heads_k, heads_v, int("raw_qk" in args), FORMATS[args["mixed_qkv"].dtype])
+    mixed = args["mixed_qkv"]
+    numbers = (mixed.stride(0), batch, heads_k, heads_v, int("raw_qk" in args), FORMATS[mixed.dtype])
     arguments: list[Any] = [*tensors, cuda.f32(dim**-0.5), *map(cuda.i32, numbers)]
     grid = (dim // chosen.v_tile, heads_v, batch)
     cuda.launch(kernel, grid, 32 * warps(chosen), arguments, programmatic=form != "")

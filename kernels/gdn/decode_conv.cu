@@ -40,10 +40,10 @@ struct Channel {
     char* columns;
     int pitch;
 };
-DEVICE Channel channel_at(const void* mixed, const void* weight, void* conv_state, int b, int slot, int channels,
-                          int channel, bool half) {
+DEVICE Channel channel_at(const char* mixed, const void* weight, void* conv_state, int slot, int channels, int channel,
+                          bool half) {
     const int bytes = half ? 2 : 4, pitch = channels * bytes, at = channel * bytes;
-    return {static_cast<const char*>(mixed) + (long)b * pitch + at, static_cast<const char*>(weight) + at * WIDTH,
+    return {mixed + at, static_cast<const char*>(weight) + at * WIDTH,
             static_cast<char*>(conv_state) + (long)slot * (WIDTH - 1) * pitch + at, pitch};
 }
 DEVICE void load_window(RawWindow& w, const Channel& c, bool half) {
@@ -70,15 +70,15 @@ DEVICE void move_window(const u32* newer, const Channel& c, bool half) {
 }
 
 #define ARGUMENTS                                                                                                      \
-    const void *mixed, const void *a, const void *b_raw, const void *weight, const float *a_log, const float *dt_bias, \
-        void *conv_state, char *state, const int *state_rows, u32 *arrived, void *o, float scale, int batch, int hk,   \
-        int hv, int normalise, int format
-#define PASSED                                                                                                \
-    mixed, a, b_raw, weight, a_log, dt_bias, conv_state, state, state_rows, arrived, o, scale, batch, hk, hv, \
-        normalise, format
+    const char *mixed, const void *a, const void *b_raw, const void *weight, const float *a_log, const float *dt_bias, \
+        void *conv_state, char *state, const int *state_rows, u32 *arrived, void *o, float scale, int mixed_pitch,     \
+        int batch, int hk, int hv, int normalise, int format
+#define PASSED                                                                                                         \
+    mixed, a, b_raw, weight, a_log, dt_bias, conv_state, state, state_rows, arrived, o, scale, mixed_pitch, batch, hk, \
+        hv, normalise, format
 
-// Grid (D / V_TILE, hv, batch). mixed [batch, channels], channels in the order q [hk, D], k [hk, D], v [hv, D]; weight
-// [channels, WIDTH]; arrived [batch, hk], zero before and after. BYTES, HINT: of the state, as in decode.cu.
+// Grid (D / V_TILE, hv, batch). mixed [batch, channels], rows mixed_pitch elements apart, channels in the order
+// q [hk, D], k [hk, D], v [hv, D]; weight [channels, WIDTH]; arrived [batch, hk], zero before and after. BYTES, HINT: of the state, as in decode.cu.
 template <int D, int V_TILE, int WARPS, int BYTES, int HINT, int LATE>
 DEVICE void decode_conv(ARGUMENTS) {
     constexpr int VEC = 16 / BYTES, LV = V_TILE / VEC, RL = 32 / LV, R = D / (WARPS * RL), STEP = WARPS * RL;
@@ -97,6 +97,7 @@ DEVICE void decode_conv(ARGUMENTS) {
     const int k_head = head / (hv / hk), channels = (2 * hk + hv) * D;
     const bool half = format == BF16 || format == FP16, writer = warp == 0 && lane < LV;
     const int slot = __ldg(state_rows + b);
+    mixed += (long)b * mixed_pitch * (half ? 2 : 4);
     const long at_o = (long)(b * hv + head) * D + column;
     float read[VEC], guess[VEC];
     if constexpr (PDL == 2) launch_dependent_grids();
@@ -113,10 +114,10 @@ DEVICE void decode_conv(ARGUMENTS) {
     const auto channel_of = [&](int i) {  // k, then q
         const int c = me + i * THREADS;
         const int channel = (c < D ? hk * D + c : c - D) + k_head * D;
-        return channel_at(mixed, weight, conv_state, b, slot, channels, channel, half);
+        return channel_at(mixed, weight, conv_state, slot, channels, channel, half);
     };
     const Channel v_channel =
-        channel_at(mixed, weight, conv_state, b, slot, channels, (2 * hk + head) * D + blockIdx.x * V_TILE + me, half);
+        channel_at(mixed, weight, conv_state, slot, channels, (2 * hk + head) * D + blockIdx.x * V_TILE + me, half);
     if constexpr (PDL == 2) {
         const auto ask_for = [&](const Channel& c) {
             for (int j = 0; j < WIDTH - 1; j++) prefetch_l2(c.columns + j * c.pitch);

@@ -26,11 +26,12 @@ BLOCK = 1024  # channels per program
 
 @triton.jit
 def conv_kernel(
-    mixed, weight, conv_state, state_rows, q, k, v,
+    mixed, weight, conv_state, state_rows, q, k, v, pitch,
     KEYS: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Grid (ceil(CHANNELS / BLOCK), B). mixed [B, CHANNELS]; weight [CHANNELS, 4]; conv_state [rows, 3, CHANNELS];
-    q, k [B, KEYS] and v [B, CHANNELS - 2 KEYS] are written. An empty slot is left alone."""
+    """Grid (ceil(CHANNELS / BLOCK), B). mixed [B, CHANNELS], rows pitch elements apart; weight [CHANNELS, 4];
+    conv_state [rows, 3, CHANNELS]; q, k [B, KEYS] and v [B, CHANNELS - 2 KEYS] are written. An empty slot is left
+    alone."""
     b = tl.program_id(1)
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = c < CHANNELS
@@ -41,7 +42,7 @@ def conv_kernel(
     old0 = tl.load(at, mask=inside)
     old1 = tl.load(at + CHANNELS, mask=inside)
     old2 = tl.load(at + 2 * CHANNELS, mask=inside)
-    new = tl.load(mixed + b * CHANNELS + c, mask=inside)
+    new = tl.load(mixed + b * pitch + c, mask=inside)
     total = old0.to(tl.float32) * tl.load(weight + 4 * c, mask=inside).to(tl.float32)
     total += old1.to(tl.float32) * tl.load(weight + 4 * c + 1, mask=inside).to(tl.float32)
     total += old2.to(tl.float32) * tl.load(weight + 4 * c + 2, mask=inside).to(tl.float32)
@@ -91,7 +92,8 @@ def run(step: Callable[[Tensors, torch.Tensor, torch.Tensor], None], args: Tenso
     (batch, channels), heads_v = args["mixed_qkv"].shape, args["v"].shape[1]
     conv_kernel[(triton.cdiv(channels, BLOCK), batch)](
         args["mixed_qkv"], args["conv_weight"], out["conv_state"], args["state_rows"], args["q"], args["k"], args["v"],
-        KEYS=args["q"][0].numel(), CHANNELS=channels, BLOCK=BLOCK, INTERPRETED=interpreted(), num_warps=4,
+        args["mixed_qkv"].stride(0), KEYS=args["q"][0].numel(), CHANNELS=channels, BLOCK=BLOCK,
+        INTERPRETED=interpreted(), num_warps=4,
     )  # fmt: skip
     count = batch * heads_v
     gate_kernel[(triton.cdiv(count, 256),)](

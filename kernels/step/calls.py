@@ -94,6 +94,10 @@ def _products(workload: Workload, config: Config) -> list[Call]:
             continue
         part = "ffn" if ".mlp." in name else "gdn products" if ".linear_attn." in name else "attention products"
         one = config.gate_up or config.gated
+        if config.qkv and own in ("k_proj", "v_proj"):
+            continue
+        if config.qkv and own == "q_proj":
+            n += sizes[f"{at}.k_proj"][0] + sizes[f"{at}.v_proj"][0]
         if own in ("gate_proj", "in_proj_qkv") and (one if own == "gate_proj" else config.packing in WIDE):
             n += sizes[f"{at}.{'up_proj' if own == 'gate_proj' else 'in_proj_z'}"][0]
         elif own in ("up_proj", "in_proj_z") and (one if own == "up_proj" else config.packing in WIDE):
@@ -195,8 +199,6 @@ def _small(workload: Workload, config: Config, gdn: int, attention: int) -> list
         found.append(moved("activation", model.layers, tokens * 3 * 2.0 * model.ffn))
     if config.packing in ("alpha_beta", "all") and tokens > 1:
         found.append(moved("copies", gdn, tokens * 8.0 * model.gdn_v_heads, 2))
-    if config.packing in WIDE and tokens > 1:
-        found.append(moved("copies", gdn, tokens * 2 * (2.0 * model.channels + value), 2))
     if config.waits:
         found.append(moved("waits", 2, 0.0))
     if config.per_sequence:

@@ -108,7 +108,7 @@ WORKLOADS = (
     _workload("prefill", "q36-35b-a3b", 1, 0, 2048, role="measure"),
 )
 # Products of one input that a lever may compute as one; a checkpoint that is served so has one tensor scale there.
-PACKS = (("in_proj_qkv", "in_proj_z"), ("gate_proj", "up_proj"))
+PACKS = (("in_proj_qkv", "in_proj_z"), ("gate_proj", "up_proj"), ("q_proj", "k_proj", "v_proj"))
 E4M3_AT_8 = 8 / 448  # a scale by which values of an rms of one do not saturate
 
 

@@ -64,6 +64,7 @@ class Config:
     ends:       of a decode step, embedding and rotary angles at its start, LM head, conversion to float32 and greedy
                 token (argmax) at its end: the library's launches, or three of ours, for up to SKINNY_TOKENS tokens
                 (fused_ends.py).
+    qkv:        q, its gate, k and v of attention in one product.
     gate_up:    gate and up in one product. gated: SiLU and their product in that launch too.
     all_logits: the head is computed for every new token, and the last ones are kept (LB10).
     scratch:    what products add up in is allocated and zeroed with every call (IM4).
@@ -88,6 +89,7 @@ class Config:
     router: str = "library"
     norms: str = "alone"
     ends: str = "library"
+    qkv: bool = False
     gate_up: bool = False
     gated: bool = False
     all_logits: bool = False
@@ -187,6 +189,7 @@ NAMED = {
     "served_few_ends": ENDS,
     "served_few_norms": replace(ENDS, norms="in_gemv"),
     "served_few_w12": replace(ENDS, product_warps=12),
+    "served_few_qkv": replace(ENDS, qkv=True),
     "served_few_replayed": replace(ENDS, replayed=True),
     "served_few_router": ROUTER,
     "served_few_experts": replace(ROUTER, chained_experts=True),
@@ -195,6 +198,7 @@ NAMED = {
     "served_replayed_waits": Config(replayed=True, waits=True),
     "served_many_ends": Config(packing="alpha_beta_gemv", ends="fused"),
     "served_many": Config(packing="alpha_beta_gemv", gate_up=True, ends="fused"),  # what gains at many sequences
+    "served_many_packed": Config(packing="all_gemv", qkv=True, gate_up=True, ends="fused"),
     "served_many_router": Config(packing="alpha_beta_gemv", router="gemv", ends="fused"),  # of a mixture
     "served_fused_scan": Config(scan="fused"),
     "served_split_scan": Config(scan="split"),
@@ -232,6 +236,8 @@ def memory(workload: Workload, config: Config = USUAL) -> dict[str, float]:
     scores = 4.0 * model.heads * most * (workload["ctx"] + most) * (most > 1 and workload["ctx"] > 0)
     if config.gate_up:
         again += sum(n * k for name, (n, k) in model.linears().items() if name.endswith(("gate_proj", "up_proj")))
+    if config.qkv:
+        again += sum(n * k for name, (n, k) in model.linears().items() if name.endswith(("q_proj", "k_proj", "v_proj")))
     if config.packing in WIDE:
         again += sum(n * k for name, (n, k) in model.linears().items() if name.endswith(("in_proj_qkv", "in_proj_z")))
     return {

@@ -106,7 +106,7 @@ def convolved(
     weight: [C, TAPS]; conv: [pool's rows, TAPS - 1, C]; rows, places: int32 of each token; state_rows, bounds: int32 of
     each sequence.
     """
-    tokens, channels = mixed.shape
+    (tokens, channels), mixed = mixed.shape, mixed.contiguous()
     q, k = (torch.empty(tokens, heads_k, dim, dtype=mixed.dtype, device=mixed.device) for _ in range(2))
     v = torch.empty(tokens, heads_v, dim, dtype=mixed.dtype, device=mixed.device)
     prompt_conv_kernel[(2 * heads_k + heads_v, triton.cdiv(tokens, T_BLOCK))](

@@ -207,9 +207,11 @@ def norm_gemv_kernel(
 def gated_norm_kernel(
     o_ptr,  # [tokens, Hv, D]
     gain_ptr,  # f32 [D]
-    z_ptr,  # [tokens, Hv, D]
+    z_ptr,  # [tokens, Hv, D], tokens z_pitch elements apart
     out_ptr,  # [tokens, Hv, D]
     rows,
+    heads,
+    z_pitch,
     EPS: tl.constexpr,
     D: tl.constexpr,
     ROWS: tl.constexpr,
@@ -223,7 +225,8 @@ def gated_norm_kernel(
     gain = tl.load(gain_ptr + tl.arange(0, D))
     wait_ahead(PDL)
     o = tl.load(o_ptr + at, mask=held, other=0.0).to(tl.float32)
-    z = tl.load(z_ptr + at, mask=held, other=0.0).to(tl.float32)
+    z_at = (row // heads).to(tl.int64)[:, None] * z_pitch + (row % heads)[:, None] * D + tl.arange(0, D)[None, :]
+    z = tl.load(z_ptr + z_at, mask=held, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(o * o, axis=1) / D + EPS)
     y = o * scale[:, None] * gain[None, :] * z * tl.sigmoid(z)
     tl.store(out_ptr + at, round_output(y, out_ptr.dtype.element_ty, INTERPRETED), mask=held)
@@ -250,7 +253,7 @@ def store_q8_0(x, codes_ptr, scale_ptr, D: tl.constexpr):
 def rotate_kernel(
     q_ptr,  # [tokens, Hq, 2, D]: each head's q, then its gate
     k_ptr,  # [tokens, Hkv, D]
-    v_ptr,  # [tokens, Hkv, D]
+    v_ptr,  # [tokens, Hkv, D]; of each of these three, tokens lie its pitch apart
     q_gain_ptr,  # f32 [D]
     k_gain_ptr,  # f32 [D]
     cos_ptr,  # f32 [tokens, HALF]
@@ -263,6 +266,9 @@ def rotate_kernel(
     v_scale_ptr,  # as k_scale
     Hq,
     Hkv,
+    q_pitch,
+    k_pitch,
+    v_pitch,
     EPS: tl.constexpr,
     D: tl.constexpr,
     HALF: tl.constexpr,  # pairs that turn
@@ -281,7 +287,7 @@ def rotate_kernel(
     kv_head = tl.where(is_v, head - Hq - Hkv, head - Hq)
     cached = ((slot // PAGE) * Hkv + kv_head) * PAGE * D + (slot % PAGE) * D
     if is_v:
-        v = tl.load(v_ptr + (token * Hkv + kv_head) * D + at)
+        v = tl.load(v_ptr + token * v_pitch + kv_head * D + at)
         if Q8_0:
             store_q8_0(v.to(tl.float32), v_cache_ptr + cached, v_scale_ptr + cached // 32, D)
         elif FP8:
@@ -290,7 +296,7 @@ def rotate_kernel(
             tl.store(v_cache_ptr + cached + at, v)
     else:
         partner = tl.where(at < HALF, at + HALF, tl.where(at < 2 * HALF, at - HALF, at))
-        source = tl.where(is_q, q_ptr + (token * Hq + head) * 2 * D, k_ptr + (token * Hkv + kv_head) * D)
+        source = tl.where(is_q, q_ptr + token * q_pitch + head * 2 * D, k_ptr + token * k_pitch + kv_head * D)
         gain_ptr = tl.where(is_q, q_gain_ptr, k_gain_ptr)
         x = tl.load(source + at).to(tl.float32)
         scale = tl.rsqrt(tl.sum(x * x, axis=0) / D + EPS)
@@ -314,9 +320,11 @@ def rotate_kernel(
 @triton.jit
 def gate_kernel(
     o_ptr,  # [tokens, Hq, D]
-    q_ptr,  # [tokens, Hq, 2, D]: each head's q, then its gate
+    q_ptr,  # [tokens, Hq, 2, D]: each head's q, then its gate; tokens lie q_pitch apart
     out_ptr,  # [tokens, Hq, D]
     count,
+    width,  # Hq D
+    q_pitch,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
     INTERPRETED: tl.constexpr,
@@ -327,7 +335,9 @@ def gate_kernel(
     held = at < count
     wait_ahead(PDL)
     o = tl.load(o_ptr + at, mask=held, other=0.0).to(tl.float32)
-    gate = tl.load(q_ptr + (at // D * 2 + 1) * D + at % D, mask=held, other=0.0).to(tl.float32)
+    column = at % width
+    source = at // width * q_pitch + (column // D * 2 + 1) * D + column % D
+    gate = tl.load(q_ptr + source, mask=held, other=0.0).to(tl.float32)
     tl.store(out_ptr + at, round_output(o * tl.sigmoid(gate), out_ptr.dtype.element_ty, INTERPRETED), mask=held)
 
 
@@ -428,7 +438,7 @@ def norm_gemv(
 
 def gated_norm(o: torch.Tensor, gain: torch.Tensor, z: torch.Tensor, pdl: bool = False) -> torch.Tensor:
     """o [tokens, Hv, D] normed by head, times SiLU(z): see wiring.Parts."""
-    (tokens, heads, dim), out = o.shape, torch.empty_like(z)
+    (tokens, heads, dim), out = o.shape, torch.empty_like(z, memory_format=torch.contiguous_format)
     rows = max(1, 512 // dim)
     gated_norm_kernel[(triton.cdiv(tokens * heads, rows),)](
         o,
@@ -436,6 +446,8 @@ def gated_norm(o: torch.Tensor, gain: torch.Tensor, z: torch.Tensor, pdl: bool =
         z,
         out,
         tokens * heads,
+        heads,
+        z.stride(0),
         EPS=EPS,
         D=dim,
         ROWS=rows,
@@ -460,7 +472,8 @@ def rotate(
     caches = (c.view(torch.uint8) if fp8 else c for c in (k_cache, v_cache))
     rotate_kernel[(tokens, heads_q + 2 * heads_kv)](
         gated, k, v, args[f"{at}q_norm.weight"], args[f"{at}k_norm.weight"], args["cos"], args["sin"], args["slots"],
-        out, *caches, *scales, heads_q, heads_kv, EPS=EPS, D=dim, HALF=args["cos"].shape[-1], PAGE=page,
+        out, *caches, *scales, heads_q, heads_kv, gated.stride(0), k.stride(0), v.stride(0), EPS=EPS, D=dim,
+        HALF=args["cos"].shape[-1], PAGE=page,
         FP8=fp8, Q8_0=q8_0, INTERPRETED=interpreted(), **launch(pdl), num_warps=1,
     )  # fmt: skip
     return out
@@ -470,8 +483,9 @@ def gate(o: torch.Tensor, gated: torch.Tensor, pdl: bool = False) -> torch.Tenso
     """o [tokens, Hq, D] times sigmoid of its gate: see wiring.Parts."""
     out = torch.empty_like(o)
     gate_kernel[(triton.cdiv(o.numel(), ELEMENTS),)](
-        o, gated, out, o.numel(), D=o.shape[-1], BLOCK=ELEMENTS, INTERPRETED=interpreted(), **launch(pdl)
-    )
+        o, gated, out, o.numel(), o[0].numel(), gated.stride(0), D=o.shape[-1], BLOCK=ELEMENTS,
+        INTERPRETED=interpreted(), **launch(pdl),
+    )  # fmt: skip
     return out.flatten(1)
 
 
@@ -565,31 +579,33 @@ def builds(capability: int) -> tuple[Build, ...]:
             BLOCK=2048,
         ),
         build(
-            "gated_norm 128", gated_norm_kernel, "o:bf16 gain:fp32 z:bf16 out:bf16", ("rows",), 4, EPS=EPS, D=128,
-            ROWS=4,
+            "gated_norm 128", gated_norm_kernel, "o:bf16 gain:fp32 z:bf16 out:bf16",
+            ("rows", "heads", "z_pitch"), 4, EPS=EPS, D=128, ROWS=4,
         ),
         build(
             "rotate 256",
             rotate_kernel,
             "q:bf16 k:bf16 v:bf16 q_gain:fp32 k_gain:fp32 cos:fp32 sin:fp32 slots:i64 out:bf16 k_cache:bf16 "
             "v_cache:bf16 k_scale:fp32 v_scale:fp32",
-            ("Hq", "Hkv"), 1, EPS=EPS, D=256, HALF=32, PAGE=16, FP8=False, Q8_0=False,
+            ("Hq", "Hkv", "q_pitch", "k_pitch", "v_pitch"), 1, EPS=EPS, D=256, HALF=32, PAGE=16, FP8=False, Q8_0=False,
         ),
         build(
             "rotate 256 to fp8",
             rotate_kernel,
             "q:bf16 k:bf16 v:bf16 q_gain:fp32 k_gain:fp32 cos:fp32 sin:fp32 slots:i64 out:bf16 k_cache:u8 v_cache:u8 "
             "k_scale:fp32 v_scale:fp32",
-            ("Hq", "Hkv"), 1, EPS=EPS, D=256, HALF=32, PAGE=16, FP8=True, Q8_0=False,
+            ("Hq", "Hkv", "q_pitch", "k_pitch", "v_pitch"), 1, EPS=EPS, D=256, HALF=32, PAGE=16, FP8=True, Q8_0=False,
         ),
         build(
             "rotate 256 to Q8_0",
             rotate_kernel,
             "q:bf16 k:bf16 v:bf16 q_gain:fp32 k_gain:fp32 cos:fp32 sin:fp32 slots:i64 out:bf16 k_cache:i8 v_cache:i8 "
             "k_scale:fp16 v_scale:fp16",
-            ("Hq", "Hkv"), 1, EPS=EPS, D=256, HALF=32, PAGE=16, FP8=False, Q8_0=True,
+            ("Hq", "Hkv", "q_pitch", "k_pitch", "v_pitch"), 1, EPS=EPS, D=256, HALF=32, PAGE=16, FP8=False, Q8_0=True,
         ),
-        build("gate 256", gate_kernel, "o:bf16 q:bf16 out:bf16", ("count",), 4, D=256, BLOCK=ELEMENTS),
+        build(
+            "gate 256", gate_kernel, "o:bf16 q:bf16 out:bf16", ("count", "width", "q_pitch"), 4, D=256, BLOCK=ELEMENTS
+        ),
         build(
             "activate", activate_kernel, "gate:bf16 up:bf16 out:bf16", ("count", "F", "gate_stride", "up_stride"), 4,
             BLOCK=ELEMENTS,

@@ -7,7 +7,7 @@ once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -32,9 +32,11 @@ class Parts:
     add_norm:   (x, delta or None, gain) -> (x + delta, its RMS norm times gain).
     delta_rule: (args, at, mixed, a, b, state, conv) -> o [tokens, Hv, D]: convolution, gates and recurrence; both
                 states of the layer are updated.
-    gated_norm: (o [tokens, Hv, D], gain, z) -> RMS norm of o times gain times SiLU(z), [tokens, Hv D].
+    gated_norm: (o [tokens, Hv, D], gain, z) -> RMS norm of o times gain times SiLU(z), [tokens, Hv D]. z may be
+                columns of a wider tensor, as mixed above.
     rotate:     (args, at, q [tokens, Hq, 2, D] with its gate, k, v, k_cache, v_cache) -> q normed and turned; k, normed
-                and turned, and v are in the caches. args["cos"], args["sin"] [tokens, 1, R] float32.
+                and turned, and v are in the caches. q, k and v may be columns of one tensor. args["cos"], args["sin"]
+                [tokens, 1, R] float32.
     attend:     (args, at, q, k_cache, v_cache) -> o [tokens, Hq, D]. args[f"{at}k_scale"] and v_scale [Hkv] float32
                 where the caches are fp8; k_block and v_block [pages, Hkv, page, D / 32] half where they are Q8_0,
                 which `rotate` writes with them.
@@ -98,9 +100,11 @@ def packed(inputs: Tensors, config: Config) -> tuple[Tensors, set[str]]:
     """
     found: Tensors = {}
     replaced: set[str] = set()
-    packs = {"in_proj_ab": ("in_proj_a", "in_proj_b")} if config.packing != "none" else {}
+    packs: dict[str, tuple[str, ...]] = {}
+    packs |= {"in_proj_ab": ("in_proj_a", "in_proj_b")} if config.packing != "none" else {}
     packs |= {"in_proj_qkvz": PACKS[0]} if config.packing in WIDE else {}
     packs |= {"gate_up_proj": PACKS[1]} if config.gate_up else {}
+    packs |= {"qkv_proj": PACKS[2]} if config.qkv else {}
     for key in inputs:
         at, _, own = key.removesuffix(".weight_packed").removesuffix(".weight").rpartition(".")
         for name, members in packs.items():
@@ -152,7 +156,7 @@ def halves(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def into_gdn(
     parts: Parts, config: Config, args: Args, at: str, h: torch.Tensor, ab: torch.Tensor | None
 ) -> tuple[torch.Tensor, ...]:
-    """(mixed, z, a, b), contiguous, by as many products as the configuration has. ab: alpha and beta, if known."""
+    """(mixed, z, a, b), mixed and z as columns of one product or of two. ab: alpha and beta, if known."""
     linear = parts.linear
     if config.packing == "none":
         return tuple(linear(args, f"{at}in_proj_{name}", h) for name in ("qkv", "z", "a", "b"))
@@ -166,8 +170,17 @@ def into_gdn(
         return linear(args, f"{at}in_proj_qkv", h), linear(args, f"{at}in_proj_z", h), a, b
     both = linear(args, f"{at}in_proj_qkvz", h)
     channels = args[f"{at}conv1d.weight"].shape[0]
-    mixed, z = (t.contiguous() for t in both.split((channels, both.shape[1] - channels), dim=-1))
-    return mixed, z, a, b
+    return *both.split((channels, both.shape[1] - channels), dim=-1), a, b
+
+
+def into_attention(
+    parts: Parts, config: Config, args: Args, at: str, h: torch.Tensor, width: int
+) -> Sequence[torch.Tensor]:
+    """(q with its gate, k, v), as columns of one product or of three. width: of k and of v."""
+    if not config.qkv:
+        return tuple(parts.linear(args, f"{at}{name}_proj", h) for name in ("q", "k", "v"))
+    both = parts.linear(args, f"{at}qkv_proj", h)
+    return both.split((both.shape[1] - 2 * width, width, width), dim=-1)
 
 
 def feed_forward(
@@ -232,8 +245,8 @@ def run(parts: Parts, args: Args, out: Tensors, config: Config = USUAL) -> None:
             at += "self_attn."
             caches = out["k_cache"][attention], out["v_cache"][attention]
             args |= {f"{at}{name}": out[name][attention] for name in BLOCKS if name in out}
-            dim = caches[0].shape[3]
-            q, k, v = (linear(args, f"{at}{name}_proj", h).unflatten(1, (-1, dim)) for name in ("q", "k", "v"))
+            heads, dim = caches[0].shape[1], caches[0].shape[3]
+            q, k, v = (y.unflatten(1, (-1, dim)) for y in into_attention(parts, config, args, at, h, heads * dim))
             gated = q.unflatten(1, (-1, 2))
             turned = parts.rotate(args, at, gated, k, v, *caches)
             delta = linear(args, f"{at}o_proj", parts.gate(parts.attend(args, at, turned, *caches), gated))

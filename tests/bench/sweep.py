@@ -1,11 +1,11 @@
 """A list of comparisons on every GPU of this host, in a given time: `python -m tests.bench.sweep LIST --seconds 560`.
 
 A line of LIST is a card and the workloads asked of it, none for all that are missing (`lab plan --all --missing` says
-which); `profile` or `counters` before a card and one workload runs that command instead. Each GPU takes the next line
-when it is free and runs one `lab measure`, which keeps its processes from one comparison to the next where a cluster
-starts them anew, and has a line's workloads on one GPU, as a gate that compares them wants. What no time was left for
-is written back to LIST, and so is a line that was refused or whose process died. --out FILE.tar gets the files of
-profiles/ that are new, whole behind each line.
+which); `profile` or `counters` before a card, one workload and options runs that command instead. Each GPU takes the
+next line when it is free and runs one `lab measure`, which keeps its processes from one comparison to the next where a
+cluster starts them anew, and has a line's workloads on one GPU, as a gate that compares them wants. What no time was
+left for is written back to LIST, and so is a line that was refused or whose process died. --out FILE.tar gets the files
+of profiles/ that are new, whole behind each line.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ AGAIN = "again"  # before a card: what has rows too
 def command(line: str, left_s: float) -> list[str]:
     """The command of a line, to end within left_s."""
     first, *words = line.split()
+    asked = (word if word.startswith("--") else f"--workload={word}" for word in words[1:])
     if first in OTHERS:
-        return [*LAB, first, words[0], *(f"--workload={w}" for w in words[1:])]
+        return [*LAB, first, words[0], *asked]
     budget = f"--budget={left_s - SPARE_S:.0f}s"
     if first == AGAIN:
-        asked = (word if word.startswith("--") else f"--workload={word}" for word in words[1:])
         return [*LAB, "measure", words[0], *asked, budget]
     return [*LAB, "measure", first, *(f"--workload={w}" for w in words), "--missing", budget]
 

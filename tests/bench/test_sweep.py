@@ -77,6 +77,7 @@ def test_a_line_is_a_command() -> None:
         "measure", "p5", "--workload=w1", "--workload=w2", "--missing", "--budget=75s",
     ]  # fmt: skip
     assert sweep.command("counters p5 w1", 100.0)[3:] == ["counters", "p5", "--workload=w1"]
+    assert sweep.command("counters p5 w1 --arm=a", 100.0)[3:] == ["counters", "p5", "--workload=w1", "--arm=a"]
 
 
 def test_what_has_rows_is_measured_again_with_the_options_of_its_line() -> None:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from lab.base import devices
 from lab.base.console import between
+from lab.bench import counters
 from lab.card import phases
 from lab.check import families
 from lab.cli import main, new
@@ -86,6 +87,21 @@ def test_llama_cpp_stands_beside_the_fastest_arm_of_the_same_step(
         ["| `decode_q36-27b_npl7_ctx1024`", "6.25", "", ""],
         ["| `prefill_q36-27b_npl1_t2048_ctx0`", "500", "", ""],
     ]
+
+
+def test_counters_of_a_step_are_told_by_kernel_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = next(rows for (name, _), rows in counters.newest("h200").items() if name == "cuda_experts")[0]
+    rows = [
+        replace(first, kernel=kernel, dram_read_bytes=mb * 1e6, duration_us=us, dram_pct=pct)
+        for kernel, mb, us, pct in (("a", 50, 20, 71), ("a", 100, 40, 81), ("b", 50, 30, 61), ("a", 51, 22, 72),
+                                    ("a", 52, 24, 73), ("c", 1, 1.2, 5))
+    ]  # fmt: skip
+    monkeypatch.setattr(counters, "newest", lambda device: {("one", "w"): rows, ("alone", "w"): rows[:1]})
+    _, _, *found = notes.counted(first.family)
+    cells = [line.split(" | ")[2:6] for line in found]
+    # Three of 20 to 24 us are most of the call; c is less than a hundredth of it.
+    assert cells == [["`a`", "3", "22.0", "72 %"], ["`a`", "1", "40.0", "81 %"], ["`b`", "1", "30.0", "61 %"]]
+    assert notes.counted("kv")[2:] == []
 
 
 def test_an_arm_without_a_time_shows_its_status(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,8 @@ def test_a_fused_part_is_the_plain_one(tokens: int, hidden: int) -> None:
     near(narrow, plain.add_norm(x.float(), delta, gain)[1])
     o, z, head = drawn(tokens, 3, 64), drawn(tokens, 192), drawn(64).float()
     near(fused.gated_norm(o, head, z), plain.gated_norm(o, head, z))
+    columns = torch.cat((drawn(tokens, 16), z), dim=1)[:, 16:]
+    assert torch.equal(fused.gated_norm(o, head, columns), fused.gated_norm(o, head, z))
     weight = drawn(10, hidden)
     for got, wanted in zip(fused.alpha_beta(weight, x), plain.alpha_beta(weight, x), strict=True):
         assert got.is_contiguous()

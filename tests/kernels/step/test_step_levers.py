@@ -40,7 +40,7 @@ SAME = {  # lever: what it must equal bit for bit
     "served_few_state": "served_few_packed", "served_few_attention": "served_few_packed",
     "served_few_experts": "served_few_router", "served_few_router_norms": "served_few_router",
     "served_few_norms": "served_few_ends",
-    "served_few_w12": "served_few_ends",
+    "served_few_w12": "served_few_ends", "served_few_qkv": "served_few_ends",
     "served_all_logits": "served", "served_scratch": "served",
     "served_replayed": "served", "served_replayed_waits": "served", "served_fused_scan": "served",
     "served_split_scan": "served",
