@@ -14,7 +14,7 @@ from kernels.step.cases import bytes_of, model_of, new_tokens
 
 VALUES = {
     "products": ("w4a16", "w4a8"),
-    "launch": ("waiting", "chained"),
+    "launch": ("waiting", "small", "chained"),
     "ahead": ("none", "state"),
     "product_warps": (0, 12),
     "recurrence": ("fused", "apart"),
@@ -40,8 +40,8 @@ class Config:
     """The levers. Raises ValueError, in one line, for a word that is none and for two that exclude each other.
 
     products:   activations of the NVFP4 products in 16 bits, or rounded to e4m3 from W4A8_FROM tokens on (LP16).
-    launch:     a kernel waits for the one ahead, or is launched programmatically: it takes its place meanwhile, and a
-                product fetches weights (products, small kernels and the recurrence).
+    launch:     a kernel waits for the one ahead; or small kernels and the recurrence are launched programmatically and
+                take their place meanwhile; or products too, which fetch weights.
     ahead:      what a chained recurrence asks L2 for before it waits: nothing, or its states.
     product_warps: that share K of a chained product, so that each has fewer tiles to multiply once x is there; 0: as
                 many as of a launch that waits.
@@ -107,7 +107,7 @@ class Config:
             )
         held = self.chained_attention or self.chained_experts or self.product_warps
         if (self.ahead != "none" or held) and self.launch != "chained":
-            raise ValueError('ahead, chained_... or product_warps with launch="waiting": chain the others, too')
+            raise ValueError('ahead, chained_... or product_warps without launch="chained": chain the others, too')
         if self.launch == "chained" and self.products != "w4a16":
             raise ValueError('launch="chained" with products="w4a8": only the w4a16 kernel has that form; take one')
         if self.gated and (self.gate_up or self.scratch or self.products != "w4a16"):
@@ -164,6 +164,7 @@ class Config:
 USUAL = Config()
 PACKED = Config(launch="chained", packing="all_gemv", gated=True)
 ENDS = replace(PACKED, ahead="state", chained_attention=True, ends="fused")
+MANY = Config(packing="alpha_beta_gemv", gate_up=True, ends="fused")
 ROUTER = replace(ENDS, gated=False, router="gemv")  # of a mixture, which has no dense gate and up
 
 # One lever against `served`, or against the name that the card's control has.
@@ -196,9 +197,9 @@ NAMED = {
     "served_few_router_norms": replace(ROUTER, norms="in_gemv"),
     "served_replayed": Config(replayed=True),
     "served_replayed_waits": Config(replayed=True, waits=True),
-    "served_many_ends": Config(packing="alpha_beta_gemv", ends="fused"),
-    "served_many": Config(packing="alpha_beta_gemv", gate_up=True, ends="fused"),  # what gains at many sequences
-    "served_many_packed": Config(packing="all_gemv", qkv=True, gate_up=True, ends="fused"),
+    "served_many": MANY,  # what gains at many sequences
+    "served_many_packed": replace(MANY, packing="all_gemv", qkv=True),
+    "served_many_chained": replace(MANY, launch="small"),
     "served_many_router": Config(packing="alpha_beta_gemv", router="gemv", ends="fused"),  # of a mixture
     "served_fused_scan": Config(scan="fused"),
     "served_split_scan": Config(scan="split"),

@@ -40,7 +40,7 @@ SAME = {  # lever: what it must equal bit for bit
     "served_few_state": "served_few_packed", "served_few_attention": "served_few_packed",
     "served_few_experts": "served_few_router", "served_few_router_norms": "served_few_router",
     "served_few_norms": "served_few_ends",
-    "served_few_w12": "served_few_ends", "served_few_qkv": "served_few_ends",
+    "served_few_w12": "served_few_ends", "served_few_qkv": "served_few_ends", "served_many_chained": "served_many",
     "served_all_logits": "served", "served_scratch": "served",
     "served_replayed": "served", "served_replayed_waits": "served", "served_fused_scan": "served",
     "served_split_scan": "served",
@@ -449,7 +449,7 @@ def test_levers_that_exclude_each_other_are_refused_in_one_line(levers: Any, nam
 )
 def test_a_place_in_the_chain_needs_the_chain(lever: Any) -> None:
     assert Config(launch="chained", **lever)
-    with pytest.raises(ValueError, match='launch="waiting": chain the others'):
+    with pytest.raises(ValueError, match='without launch="chained": chain the others'):
         Config(**lever)
 
 
@@ -459,7 +459,7 @@ def test_a_place_in_the_chain_needs_the_chain(lever: Any) -> None:
         ("served_few_router", "decode_q36-27b_l16_npl1_ctx1024", "a lever of mixtures"),
         ("served_few_experts", "decode_q36-27b_l16_npl1_ctx1024", "a lever of mixtures"),
         ("served_few_norms", "decode_q36-35b-a3b_l20_npl1_ctx1024", "a lever of dense layers"),
-        ("served_many_ends", "prefill_q36-27b_l8_npl1_t512_ctx0", "512 tokens, 128 are the most"),
+        ("served_many", "prefill_q36-27b_l8_npl1_t512_ctx0", "512 tokens, 128 are the most"),
         ("served_few_ends", "decode_q36-27b_l16_npl32_ctx1024", "the kernel with that form takes 8"),
         ("served_prompt_conv", "decode_q36-27b_l16_npl1_ctx1024", "a lever of prompts"),
     ],
