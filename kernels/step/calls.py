@@ -44,7 +44,7 @@ class Call:
 
 def calls(workload: Workload, name: str) -> tuple[Call, ...]:
     """Of the candidate with this name; KeyError for one that is no configuration."""
-    config, model, new = of(name), model_of(workload), new_tokens(workload)
+    config, model, new = of(name, workload), model_of(workload), new_tokens(workload)
     attention, tokens = model.kinds.count("attention"), sum(new)
     gdn = model.layers - attention
     found = [*_products(workload, config), *_recurrence(workload, config, gdn), *_attention(workload, attention)]
@@ -79,7 +79,7 @@ def launched(workload: Workload, names: Sequence[str]) -> list[str]:
 
 def host_launches(workload: Workload, name: str) -> float:
     """How often a step that is not captured asks the driver for something."""
-    if of(name).replayed:
+    if of(name, workload).replayed:
         return 1
     return sum(call.times * (call.launches if not call.family else 1) for call in calls(workload, name))
 

@@ -7,6 +7,7 @@ reference must see the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from kernels.common import Workload
@@ -166,6 +167,10 @@ PACKED = Config(launch="chained", packing="all_gemv", gated=True)
 ENDS = replace(PACKED, ahead="state", chained_attention=True, ends="fused")
 MANY = Config(packing="alpha_beta_gemv", gate_up=True, ends="fused")
 ROUTER = replace(ENDS, gated=False, router="gemv")  # of a mixture, which has no dense gate and up
+MANY_ROUTER = replace(MANY, gate_up=False, router="gemv")
+PROMPT = Config(convolution="fused")
+# What measured fastest, of `served_fastest`: by whether the model is a mixture, up to how many tokens of a decode step.
+DECODES = {False: ((8, ENDS), (SKINNY_TOKENS, MANY)), True: ((8, ROUTER), (SKINNY_TOKENS, MANY_ROUTER))}
 
 # One lever against `served`, or against the name that the card's control has.
 NAMED = {
@@ -200,10 +205,10 @@ NAMED = {
     "served_many": MANY,  # what gains at many sequences
     "served_many_packed": replace(MANY, packing="all_gemv", qkv=True),
     "served_many_chained": replace(MANY, launch="small"),
-    "served_many_router": Config(packing="alpha_beta_gemv", router="gemv", ends="fused"),  # of a mixture
+    "served_many_router": MANY_ROUTER,
     "served_fused_scan": Config(scan="fused"),
     "served_split_scan": Config(scan="split"),
-    "served_prompt_conv": Config(convolution="fused"),
+    "served_prompt_conv": PROMPT,
     "served_w4a8_conv": Config(products="w4a8", convolution="fused"),
     # The staircase: each has the levers of those before it; the last is `served`.
     "stock": Config(recurrence="apart", state="copied", per_sequence=True),
@@ -215,8 +220,17 @@ SCANS = {"routed": "", "fused": "fused_chunk", "split": "split_pipeline"}
 STAIRCASE = ("stock", "stock_in_place", "stock_by_id", "stock_2d", "served")
 
 
-def of(name: str) -> Config:
-    """The configuration of a candidate of this family; KeyError for one that has none."""
+def fastest(lengths: Sequence[int], mixture: bool) -> Config:
+    """Of `served_fastest`, for sequences of so many new tokens."""
+    if max(lengths) > 1:
+        return PROMPT
+    return next((config for most, config in DECODES[mixture] if sum(lengths) <= most), USUAL)
+
+
+def of(name: str, workload: Workload) -> Config:
+    """The configuration of a candidate of this family at a workload; KeyError for one that has none."""
+    if name == "served_fastest":
+        return fastest(new_tokens(workload), model_of(workload).experts > 0)
     return USUAL if name == "served" else NAMED[name]
 
 

@@ -6,7 +6,8 @@ plain torch. A mixture is killgate::moe. Attention is killgate::kv_decode on the
 prompts. Every choice is made in `prepare`, so a step launches and does nothing else. On the CPU the operators are their
 references, which is how the wiring is tested.
 
-`made` builds a candidate of any configuration (config.py); `served` is the one in which no lever is pulled.
+`made` builds a candidate of any configuration (config.py). In `served` no lever is pulled; `served_fastest` has those
+that gained at its number of tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from kernels.nvfp4 import gated as nvfp4_gated
 from kernels.nvfp4 import ops as nvfp4_ops
 from kernels.step import fused_ends, fused_prompt, torch_eager, triton_fused, wiring
 from kernels.step.cases import BLOCKS, SCALES, model_of
-from kernels.step.config import SCANS, USUAL, W4A8_FROM, Config
+from kernels.step.config import SCANS, USUAL, W4A8_FROM, Config, fastest, of
 from kernels.step.model import CONV_WIDTH
 from kernels.step.wiring import Args
 
@@ -162,8 +163,9 @@ W4A8 = "cuda_w4a8"
 GDN_DIMS = (64, 128)
 
 
-def prepare(inputs: Tensors, config: Config = USUAL) -> Args:
-    """Weights packed for this number of tokens, and the tables of this batch."""
+def prepare(inputs: Tensors, config: Config | None = USUAL) -> Args:
+    """Weights packed for this number of tokens, and the tables of this batch. config: None for the fastest."""
+    config = config or fastest(inputs["cu_seqlens"].diff().tolist(), "top_k" in inputs)
     packed, replaced = wiring.packed(inputs, config)
     inputs = inputs | packed
     args, device = wiring.plan(inputs), inputs["k_cache"].device
@@ -295,13 +297,14 @@ BUILDS = {
 }  # fmt: skip
 
 
-def made(name: str, config: Config) -> Candidate:
-    """The candidate of a configuration."""
+def made(name: str, config: Config | None) -> Candidate:
+    """The candidate of a configuration; None: of the fastest at a workload."""
+    usual = config or USUAL
     return Candidate(
-        name, config.precision, replay if config.replayed else run, Needs(triton="3.6"),
-        prepare=partial(prepare, config=config), refuses=partial(_refuses, config),
+        name, usual.precision, replay if usual.replayed else run, Needs(triton="3.6"),
+        prepare=partial(prepare, config=config), refuses=partial(_refuses, name),
         builds=BUILDS.get(name, _no_builds),
-        config=lambda workload: str(config),
+        config=lambda workload: str(of(name, workload)),
     )  # fmt: skip
 
 
@@ -309,8 +312,9 @@ def _no_builds(capability: int) -> tuple[Build, ...]:
     return ()
 
 
-def _refuses(config: Config, workload: Workload) -> str:
+def _refuses(name: str, workload: Workload) -> str:
     """As `Config.refuses`; where a GPU is here and none was asked for, its memory counts, and what its kernels take."""
+    config = of(name, workload)
     if not torch.cuda.is_available() or asked_capability.get() is not None:
         return config.refuses(workload)
     dim = model_of(workload).gdn_dim
@@ -319,4 +323,4 @@ def _refuses(config: Config, workload: Workload) -> str:
     return config.refuses(workload, torch.cuda.get_device_properties(0).total_memory)
 
 
-CANDIDATES = (made("served", USUAL),)
+CANDIDATES = (made("served", USUAL), made("served_fastest", None))

@@ -45,12 +45,12 @@ PARTS = {  # of the step that a card's lever changes, in the model
     "step-few-ends": {"head", "launches"},
     "step-few-qkv": {"attention products"},
     "step-few-w12": set(),  # a form of a kernel that no row of another one tells of
-    "step-limit-ends": {
-        "ffn", "gdn products", "attention products", "activation", "ahead", "head", "launches",
+    "step-fastest": {
+        "ffn", "gdn products", "attention products", "activation", "ahead", "gdn", "head", "launches",
     },
-    "step-many": {"ffn", "head", "launches"}, "step-limit-many": {"ffn", "head", "launches"},
+    "step-many": {"ffn", "head", "launches"},
     "step-35b-many": {"head", "launches"},
-    "step-prompt-conv": {"gdn", "launches"}, "step-limit-prompt": {"gdn", "launches"},
+    "step-prompt-conv": {"gdn", "launches"},
     "step-limit-prompt-w4a8": {"gdn", "launches"},
     "step-35b-experts": {"launches"}, "step-few-norms": {"launches"}, "step-35b-norms": {"launches"},
     "step-35b-few": {"gdn products", "attention products", "ahead", "head", "launches"},

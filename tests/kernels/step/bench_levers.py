@@ -24,10 +24,11 @@ def main(workload_id: str, *names: str) -> None:
     inputs = cases.held(workload, "cuda") | cases.own(workload, 1, "cuda")
     graphs, logits = {}, {}
     for name in ("served", *(names or config.NAMED)):
-        if (why := config.of(name).refuses(workload)) or config.of(name).replayed:
+        own = config.of(name, workload)
+        if (why := own.refuses(workload)) or own.replayed:
             print(f"{name}: {why or 'replays itself'}", flush=True)
             continue
-        args = triton_served.prepare(inputs, config.of(name)) | {"tokens": inputs["tokens"]}
+        args = triton_served.prepare(inputs, own) | {"tokens": inputs["tokens"]}
         out = cases.outputs(workload, inputs)
         for state in cases.IN_PLACE:
             if state in out:

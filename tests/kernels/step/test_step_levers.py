@@ -19,7 +19,7 @@ import torch
 from kernels.common import Tensors, has_triton, interpreted
 from kernels.kv import format as kv_format
 from kernels.step import cases, torch_eager, wiring
-from kernels.step.config import NAMED, STAIRCASE, Config, memory
+from kernels.step.config import NAMED, PROMPT, STAIRCASE, Config, fastest, memory, of
 from lab.base.errors import REPOSITORY
 from lab.check import accuracy, families
 
@@ -82,6 +82,25 @@ def test_what_a_lever_must_not_change_has_the_same_bits(name: str, control: str,
     for output in wanted:
         if DEVICE == "cpu" or output == "next_token":
             assert torch.equal(got[output], wanted[output]), output
+
+
+@needs_triton
+@pytest.mark.parametrize("workload", [DECODE, MIXED, MIXTURE], ids=lambda w: w.id)
+def test_the_fastest_step_has_the_levers_of_its_number_of_tokens(workload: Any) -> None:
+    wanted = of("served_fastest", workload)
+    name = next(name for name, config in NAMED.items() if config == wanted)
+    got, expected = (step(n, workload.id, PERMUTED) for n in ("served_fastest", name))
+    assert all(torch.equal(got[output], expected[output]) for output in expected)
+    assert families.load("step").candidate("served_fastest").config(workload) == str(wanted)
+
+
+def test_which_levers_are_fastest_is_asked_of_tokens() -> None:
+    found = [str(fastest([1] * n, mixture=False)) for n in (1, 8, 9, 128, 129)]
+    assert found[0] == found[1] != found[2] == found[3] != found[4] == "served"
+    assert fastest([1, 2], mixture=False) == fastest([2048], mixture=True) == PROMPT
+    assert fastest([1], mixture=True) != fastest([1], mixture=False)
+    for workload in cases.WORKLOADS:
+        assert of("served_fastest", workload).refuses(workload) == "", workload.id
 
 
 def divergence(got: torch.Tensor, wanted: torch.Tensor) -> float:
