@@ -167,10 +167,16 @@ PACKED = Config(launch="chained", packing="all_gemv", gated=True)
 ENDS = replace(PACKED, ahead="state", chained_attention=True, ends="fused")
 MANY = Config(packing="alpha_beta_gemv", gate_up=True, ends="fused")
 ROUTER = replace(ENDS, gated=False, router="gemv")  # of a mixture, which has no dense gate and up
-MANY_ROUTER = replace(MANY, gate_up=False, router="gemv")
+MANY_PACKED = replace(MANY, packing="all_gemv", qkv=True)
+MANY_ROUTER = replace(MANY_PACKED, gate_up=False, router="gemv")
 PROMPT = Config(convolution="fused")
 # What measured fastest, of `served_fastest`: by whether the model is a mixture, up to how many tokens of a decode step.
-DECODES = {False: ((8, ENDS), (SKINNY_TOKENS, MANY)), True: ((8, ROUTER), (SKINNY_TOKENS, MANY_ROUTER))}
+DECODES = {
+    False: (
+        (1, replace(ENDS, qkv=True, norms="in_gemv")), (8, replace(ENDS, qkv=True)), (SKINNY_TOKENS, MANY_PACKED)
+    ),
+    True: ((1, replace(ROUTER, norms="in_gemv")), (8, ROUTER), (SKINNY_TOKENS, MANY_ROUTER)),
+}  # fmt: skip
 
 # One lever against `served`, or against the name that the card's control has.
 NAMED = {
@@ -203,7 +209,7 @@ NAMED = {
     "served_replayed": Config(replayed=True),
     "served_replayed_waits": Config(replayed=True, waits=True),
     "served_many": MANY,  # what gains at many sequences
-    "served_many_packed": replace(MANY, packing="all_gemv", qkv=True),
+    "served_many_packed": MANY_PACKED,
     "served_many_chained": replace(MANY, launch="small"),
     "served_many_router": MANY_ROUTER,
     "served_fused_scan": Config(scan="fused"),

@@ -49,7 +49,7 @@ PARTS = {  # of the step that a card's lever changes, in the model
         "ffn", "gdn products", "attention products", "activation", "ahead", "gdn", "head", "launches",
     },
     "step-many": {"ffn", "head", "launches"},
-    "step-35b-many": {"head", "launches"},
+    "step-35b-many": {"head", "launches", "gdn products", "attention products"},
     "step-prompt-conv": {"gdn", "launches"},
     "step-limit-prompt-w4a8": {"gdn", "launches"},
     "step-35b-experts": {"launches"}, "step-few-norms": {"launches"}, "step-35b-norms": {"launches"},
