@@ -8,7 +8,7 @@ take the places of the kernel ahead of it in the stream as that one drains and f
 that one writes; x is read and y written when it has ended. It gains only where the kernel ahead says
 griddepcontrol.launch_dependents, as these do; in a CUDA graph the edge between two such kernels is a programmatic one.
 A figure from such a chain is not comparable with one of launches that wait; that of a sequence of dependent products is
-(kernels/chained). `cuda_decode_chained_w12` is that kernel with more warps.
+(kernels/chained).
 """
 
 from __future__ import annotations

@@ -32,9 +32,7 @@ UNEVEN = {16: (12, 152, 6), 24: (8, 224, 6)}
 FLIGHT_BYTES, LONG_FLIGHT_BYTES = 46 * 1024, 84 * 1024
 PDL_FLIGHT_BYTES = 92 * 1024  # what arrives while the kernel ahead ends, about 2.7 us of memory
 
-# Of a programmatic form, the warps that share K where it is not long, 0 for as many as of a launch that waits. When x
-# comes most of a CTA's weights are there, so what counts is how many tiles each warp has to multiply.
-FORMS = {"": 0, "cuda_decode_chained": 0, "cuda_decode_chained_w12": 12}
+FORMS = ("", "cuda_decode_chained")  # a launch that waits, and a programmatic one
 
 
 @dataclass(frozen=True)
@@ -226,8 +224,7 @@ def choose_ring(
 
 def in_form(m: int, n: int, k: int, dtype: str, form: str, sms: int = 0, gated: bool = False) -> RingConfig:
     """choose_ring's configuration of a form of FORMS."""
-    warps = FORMS[form] if k <= LONG_K and fits(m, k, choose_cluster(m, k), FORMS[form] or 8) else 0
-    return choose_ring(m, n, k, dtype, sms, warps=warps, pdl=form != "", gated=gated)
+    return choose_ring(m, n, k, dtype, sms, pdl=form != "", gated=gated)
 
 
 @functools.cache

@@ -15,9 +15,8 @@ from kernels.step.cases import bytes_of, model_of, new_tokens
 
 VALUES = {
     "products": ("w4a16", "w4a8"),
-    "launch": ("waiting", "small", "chained"),
+    "launch": ("waiting", "chained"),
     "ahead": ("none", "state"),
-    "product_warps": (0, 12),
     "recurrence": ("fused", "apart"),
     "state": ("by_id", "gathered", "copied"),
     "scan": ("routed", "fused", "split"),
@@ -41,11 +40,9 @@ class Config:
     """The levers. Raises ValueError, in one line, for a word that is none and for two that exclude each other.
 
     products:   activations of the NVFP4 products in 16 bits, or rounded to e4m3 from W4A8_FROM tokens on (LP16).
-    launch:     a kernel waits for the one ahead; or small kernels and the recurrence are launched programmatically and
-                take their place meanwhile; or products too, which fetch weights.
+    launch:     a kernel waits for the one ahead, or is launched programmatically: it takes its place meanwhile, and a
+                product fetches weights (products, small kernels and the recurrence).
     ahead:      what a chained recurrence asks L2 for before it waits: nothing, or its states.
-    product_warps: that share K of a chained product, so that each has fewer tiles to multiply once x is there; 0: as
-                many as of a launch that waits.
     chained_attention: attention is launched programmatically too, and loads old tokens before it waits.
     chained_experts: of a mixture's few tokens, the experts' one launch too, and it asks for the shared one's weights.
     recurrence: convolution, gates and delta rule of a decode step in one launch, or in three.
@@ -77,7 +74,6 @@ class Config:
     products: str = "w4a16"
     launch: str = "waiting"
     ahead: str = "none"
-    product_warps: int = 0
     chained_attention: bool = False
     chained_experts: bool = False
     recurrence: str = "fused"
@@ -106,9 +102,9 @@ class Config:
             raise ValueError(
                 f'state="{self.state}" with recurrence="fused": one launch reads states by id; use "apart"'
             )
-        held = self.chained_attention or self.chained_experts or self.product_warps
+        held = self.chained_attention or self.chained_experts
         if (self.ahead != "none" or held) and self.launch != "chained":
-            raise ValueError('ahead, chained_... or product_warps without launch="chained": chain the others, too')
+            raise ValueError('ahead or chained_... without launch="chained": chain the others, too')
         if self.launch == "chained" and self.products != "w4a16":
             raise ValueError('launch="chained" with products="w4a8": only the w4a16 kernel has that form; take one')
         if self.gated and (self.gate_up or self.scratch or self.products != "w4a16"):
@@ -125,7 +121,7 @@ class Config:
     @property
     def form(self) -> str:
         """Of ring_config.FORMS, "" where a launch waits."""
-        return f"cuda_decode_chained{'_w12' * (self.product_warps == 12)}" if self.launch == "chained" else ""
+        return "cuda_decode_chained" if self.launch == "chained" else ""
 
     @property
     def precision(self) -> str:
@@ -175,7 +171,7 @@ DECODES = {
     False: (
         (1, replace(ENDS, qkv=True, norms="in_gemv")), (8, replace(ENDS, qkv=True)), (SKINNY_TOKENS, MANY_PACKED)
     ),
-    True: ((1, replace(ROUTER, norms="in_gemv")), (8, ROUTER), (SKINNY_TOKENS, MANY_ROUTER)),
+    True: ((8, replace(ROUTER, norms="in_gemv")), (SKINNY_TOKENS, MANY_ROUTER)),
 }  # fmt: skip
 
 # One lever against `served`, or against the name that the card's control has.
@@ -200,7 +196,6 @@ NAMED = {
     "served_few_attention": replace(PACKED, ahead="state", chained_attention=True),
     "served_few_ends": ENDS,
     "served_few_norms": replace(ENDS, norms="in_gemv"),
-    "served_few_w12": replace(ENDS, product_warps=12),
     "served_few_qkv": replace(ENDS, qkv=True),
     "served_few_replayed": replace(ENDS, replayed=True),
     "served_few_router": ROUTER,
@@ -210,7 +205,6 @@ NAMED = {
     "served_replayed_waits": Config(replayed=True, waits=True),
     "served_many": MANY,  # what gains at many sequences
     "served_many_packed": MANY_PACKED,
-    "served_many_chained": replace(MANY, launch="small"),
     "served_many_router": MANY_ROUTER,
     "served_fused_scan": Config(scan="fused"),
     "served_split_scan": Config(scan="split"),

@@ -156,7 +156,7 @@ SERVED = replace(
 SMALL = ("alpha_beta", "router", "norm_gemv", "add_norm", "gated_norm", "rotate", "gate", "activate", "begin", "head")
 PARTS = {
     "waiting": SERVED,
-    **dict.fromkeys(("small", "chained"), replace(SERVED, **{n: partial(getattr(SERVED, n), pdl=True) for n in SMALL})),
+    "chained": replace(SERVED, **{name: partial(getattr(SERVED, name), pdl=True) for name in SMALL}),
 }
 # What levers name of the NVFP4 family; on the CPU a product that rounds is rounded here, since the operator is exact.
 W4A8 = "cuda_w4a8"

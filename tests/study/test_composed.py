@@ -44,7 +44,6 @@ PARTS = {  # of the step that a card's lever changes, in the model
     "step-few-attention": {"ahead", "launches"},
     "step-few-ends": {"head", "launches"},
     "step-few-qkv": {"attention products"},
-    "step-few-w12": set(),  # a form of a kernel that no row of another one tells of
     "step-fastest": {
         "ffn", "gdn products", "attention products", "activation", "ahead", "gdn", "head", "launches",
     },

@@ -105,17 +105,6 @@ def test_the_ring_runs_on_a_cpu(m, n, k, dtype, sms, variant):
     assert kernel.copies_in_flight() <= max(1, config.stages - 1)
 
 
-def test_a_form_of_twelve_warps_has_them_where_k_is_not_long() -> None:
-    """out_proj of Qwen3.6-27B: four tiles of K a warp instead of six. Long K and more tokens than fit keep theirs."""
-    form, plain = "cuda_decode_chained_w12", "cuda_decode_chained"
-    config = ring_config.in_form(8, 5120, 6144, "bf16", form)
-    assert (config.warps, config.k_tiles, config.pdl) == (12, 4, True)
-    assert ring_config.in_form(8, 5120, 6144, "bf16", plain).k_tiles == 6
-    assert ring_config.in_form(8, 5120, 17408, "bf16", form) == ring_config.in_form(8, 5120, 17408, "bf16", plain)
-    small = ring_config.in_form(3, 300, 6144, "bf16", form, 4)
-    assert right(on_cpu(small), small, given(cases._check(3, 300, 6144, "bf16")), 3)
-
-
 GATED = [
     (1, 152, 1040, "bf16", 1, {"cluster": 1}),
     (5, 256, 528, "fp16", 4, {"cluster": 2, "warps": 2, "stage_tiles": 2, "stages": 3}),

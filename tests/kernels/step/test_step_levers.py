@@ -40,7 +40,7 @@ SAME = {  # lever: what it must equal bit for bit
     "served_few_state": "served_few_packed", "served_few_attention": "served_few_packed",
     "served_few_experts": "served_few_router", "served_few_router_norms": "served_few_router",
     "served_few_norms": "served_few_ends",
-    "served_few_w12": "served_few_ends", "served_few_qkv": "served_few_ends", "served_many_chained": "served_many",
+    "served_few_qkv": "served_few_ends",
     "served_all_logits": "served", "served_scratch": "served",
     "served_replayed": "served", "served_replayed_waits": "served", "served_fused_scan": "served",
     "served_split_scan": "served",
@@ -464,9 +464,7 @@ def test_levers_that_exclude_each_other_are_refused_in_one_line(levers: Any, nam
     assert all(word in said for word in named)
 
 
-@pytest.mark.parametrize(
-    "lever", [{"ahead": "state"}, {"chained_attention": True}, {"chained_experts": True}, {"product_warps": 12}]
-)
+@pytest.mark.parametrize("lever", [{"ahead": "state"}, {"chained_attention": True}, {"chained_experts": True}])
 def test_a_place_in_the_chain_needs_the_chain(lever: Any) -> None:
     assert Config(launch="chained", **lever)
     with pytest.raises(ValueError, match='without launch="chained": chain the others'):
