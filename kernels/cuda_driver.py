@@ -20,7 +20,7 @@ from typing import Any
 CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6  # CU_LAUNCH_ATTRIBUTE_...
 TENSOR_MAP_BYTES = 128
 ELEMENT_CODES, BYTES, WORDS = {"fp16": 6, "bf16": 9}, 0, 4  # CU_TENSOR_MAP_DATA_TYPE_..., of bytes and of 8
-SWIZZLE_128 = 3  # CU_TENSOR_MAP_SWIZZLE_128B
+SWIZZLES = {64: 2, 128: 3}  # bytes -> CU_TENSOR_MAP_SWIZZLE_...B
 PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}  # bytes -> CU_TENSOR_MAP_L2_PROMOTION_...
 ROW_BYTES = 128  # of a box: as wide as the swizzle
 
@@ -162,21 +162,25 @@ class TensorMap(bytes):
 
 @functools.lru_cache(maxsize=4096)
 def tensor_map(
-    address: int, element: str, rows: int, columns: int, box_rows: int, *, promotion_bytes: int = 256
-) -> TensorMap:
-    """A CUtensorMap of a contiguous matrix [rows, columns] of 16-bit elements, in boxes of 128 bytes by `box_rows`.
+    address: int, element: str, rows: int, columns: int, box_rows: int, *, promotion_bytes: int = 256,
+    box_bytes: int = ROW_BYTES,
+) -> TensorMap:  # fmt: skip
+    """A CUtensorMap of a contiguous matrix [rows, columns] of 16-bit elements, in boxes of `box_bytes` by `box_rows`.
 
-    element: "bf16" or "fp16". A box lands in shared memory with the 128-byte swizzle; what lies outside reads as zero.
-    promotion_bytes: 0, 64, 128 or 256, what L2 asks memory for at once; 256 is wider than a row of a box.
-    Raises ValueError for another promotion.
+    element: "bf16" or "fp16". box_bytes: 64 or 128; a box lies in shared memory with the swizzle of that width, and
+    what lies outside reads as zero. promotion_bytes: 0, 64, 128 or 256, what L2 asks memory for at once; 256 is wider
+    than a row of a box. Raises ValueError for another promotion or width.
     Raises RuntimeError where the driver refuses (an address not on 16 bytes, a row not a multiple of 16 bytes).
     """
     if promotion_bytes not in PROMOTIONS:
         raise ValueError(f"promotion_bytes={promotion_bytes}: pass one of {', '.join(map(str, PROMOTIONS))}")
-    dims, strides, box = (columns, rows), (columns * 2,), (ROW_BYTES // 2, box_rows)
-    made = _encoded(address, ELEMENT_CODES[element], dims, strides, box, promotion_bytes)
+    if box_bytes not in SWIZZLES:
+        raise ValueError(f"box_bytes={box_bytes}: pass one of {', '.join(map(str, SWIZZLES))}")
+    dims, strides, box = (columns, rows), (columns * 2,), (box_bytes // 2, box_rows)
+    made = _encoded(address, ELEMENT_CODES[element], dims, strides, box, promotion_bytes, SWIZZLES[box_bytes])
     # As its callers write it: the cache takes an argument left out for another than its default.
     given = {} if promotion_bytes == 256 else {"promotion_bytes": promotion_bytes}
+    given |= {} if box_bytes == ROW_BYTES else {"box_bytes": box_bytes}
     made.at = lambda to: tensor_map(to, element, rows, columns, box_rows, **given)
     return made
 
@@ -214,7 +218,7 @@ def _encoded(
     strides: Sequence[int],
     box: Sequence[int],
     promotion_bytes: int,
-    swizzle: int = SWIZZLE_128,
+    swizzle: int = SWIZZLES[ROW_BYTES],
 ) -> TensorMap:
     room = ctypes.create_string_buffer(TENSOR_MAP_BYTES + 64)
     start = (ctypes.addressof(room) + 63) // 64 * 64  # the driver wants 64-byte alignment

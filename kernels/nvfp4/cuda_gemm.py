@@ -47,10 +47,11 @@ SHARED_X_K = 2048  # from here on tiles of 256 tokens share x
 
 @dataclass(frozen=True)
 class GemmConfig:
-    """A compiled kernel (dtype .. split_k) and its launch (grid, waves).
+    """A compiled kernel (dtype .. gated) and its launch (grid, waves).
 
     tokens: of a tile, by 128 weight rows. cluster: CTAs that share x. stages: of 64 k. split_k: two CTAs halve the k of
-    a tile. grid: CTAs. waves: of data-parallel tiles, before the stream-K partition of the tiles left.
+    a tile. gated: SiLU(gate) * up of rows that alternate in eights (gated.py). grid: CTAs. waves: of data-parallel
+    tiles, before the stream-K partition of the tiles left.
     """
 
     dtype: str
@@ -58,14 +59,15 @@ class GemmConfig:
     cluster: int
     stages: int
     split_k: bool = False
+    gated: bool = False
     grid: int = SMS
     waves: int = 0
 
     @property
     def kernel(self) -> str:
         """The kernel's name, which tells its macros."""
-        halves = "_split" if self.split_k else ""
-        return f"nvfp4_gemm_{self.dtype}_t{self.tokens}_x{self.cluster}_s{self.stages}{halves}_rows"
+        halves, gated = "_split" * self.split_k, "_gated" * self.gated
+        return f"nvfp4_gemm_{self.dtype}_t{self.tokens}_x{self.cluster}_s{self.stages}{halves}_rows{gated}"
 
     @property
     def threads(self) -> int:
@@ -193,7 +195,7 @@ def source(config: Config) -> CudaSource:
         "CLUSTER": config.cluster,
         "SPLIT_K": int(config.split_k),
         "STAGES": config.stages,
-    }
+    } | ({"GATED": 1} if config.gated else {})
     return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)
 
 
@@ -221,11 +223,12 @@ def prepare(inputs: Tensors) -> Tensors:
 def launch(args: Tensors, y: torch.Tensor, config: GemmConfig, programmatic: bool = False) -> None:
     """y[M, N] = x[M, K] @ w^T with `config`, one launch on torch's current stream. ValueError on a mismatch.
 
-    programmatic: it may start, and fetch weights, while the kernel ahead of it ends.
+    y is [M, N / 2] where `config` is gated. programmatic: it may start, and fetch weights, while the kernel ahead of
+    it ends.
     """
     x, w = args["x"], args["w"]
-    (m, k), n = x.shape, y.shape[1]
-    dtype = hopper.check(x, w, y, tiles.ROWS, -(-k // tiles.COLS))
+    (m, k), n, halved = x.shape, y.shape[1], 1 + config.gated
+    dtype = hopper.check(x, w, y, tiles.ROWS // halved, -(-k // tiles.COLS))
     if dtype != config.dtype:
         raise ValueError(f"x is {x.dtype}; {config} takes {config.dtype}")
     parts, flags = args["parts"], args["flags"]
@@ -233,12 +236,13 @@ def launch(args: Tensors, y: torch.Tensor, config: GemmConfig, programmatic: boo
         raise ValueError(f"{parts.numel()} partial sums are too few for {config}; pass its workspace()")
     device = x.device.index or 0
     kernel = cuda.load(source(config), config.kernel, device, config.shared_bytes)
-    row_blocks, token_tiles = -(-n // config.rows), -(-m // config.tokens)
+    row_blocks, token_tiles = -(-n * halved // config.rows), -(-m // config.tokens)
     x_map = cuda_driver.tensor_map(x.data_ptr(), dtype, m, k, config.tokens // config.cluster)
     iterations = gemm_tiles.k_blocks_of(k) // ITERATION_K_BLOCKS
     numbers = (m, n, iterations, row_blocks, token_tiles, config.waves)
     mapped = n % 8 == 0 and y.data_ptr() % 16 == 0
-    y_map = cuda_driver.tensor_map(y.data_ptr(), dtype, m, n, config.tokens) if mapped else x_map
+    box = {"box_bytes": cuda_driver.ROW_BYTES // 2} if config.gated else {}
+    y_map = cuda_driver.tensor_map(y.data_ptr(), dtype, m, n, config.tokens, **box) if mapped else x_map
     arguments = (
         x_map,
         y_map,

@@ -1,4 +1,4 @@
-"""SiLU(x gate^T) * (x up^T) of NVFP4 weights for few tokens, in one launch: ring_decode.cu with GATED.
+"""SiLU(x gate^T) * (x up^T) of NVFP4 weights in one launch: ring_decode.cu with GATED, wgmma_gemm.cu from FROM tokens.
 
 Rows of gate and up alternate in eights, so a thread that adds up a row tile has both and y needs no pass of its own.
 Gate and up are rounded nowhere between. On the CPU it is plain torch on the dequantised weights.
@@ -6,14 +6,17 @@ Gate and up are rounded nowhere between. On the CPU it is plain torch on the deq
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import torch.nn.functional as F
 
 from kernels.common import Tensors
+from kernels.nvfp4 import cuda_gemm, hopper, ops, row_tiles, tiles
 from kernels.nvfp4 import format as nvfp4
-from kernels.nvfp4 import hopper, tiles
 
 EIGHT = 8
+FROM = cuda_gemm.LINE_TOKENS + 1  # tokens; between ring_decode.cu's and these no kernel has this form
 
 
 def alternating(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -26,12 +29,12 @@ def alternating(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 class Gated(torch.nn.Module):
     """Both weights packed once. gate, up: "packed", "scale" and "tensor_scale" as in format.py, the last of both alike.
 
-    dtype: of x and y; form: of ring_config.FORMS. A call takes x [M, K] and returns [M, F]; ValueError as
-    `cuda_decode.launch`, and for two tensor scales.
+    dtype: of x and y; form: of ring_config.FORMS; tokens: of x, which choose the kernel. A call takes x [M, K] and
+    returns [M, F]; ValueError as the kernels' `launch`, for two tensor scales, and for a form of FROM tokens.
     """
 
     def __init__(
-        self, gate: Tensors, up: Tensors, dtype: torch.dtype = torch.bfloat16, form: str = ""
+        self, gate: Tensors, up: Tensors, dtype: torch.dtype = torch.bfloat16, form: str = "", tokens: int = EIGHT
     ) -> None:  # fmt: skip
         super().__init__()
         if not torch.equal(gate["tensor_scale"], up["tensor_scale"]):
@@ -39,8 +42,14 @@ class Gated(torch.nn.Module):
         packed, scale = (alternating(gate[name], up[name]) for name in ("packed", "scale"))
         tensor_scale = gate["tensor_scale"]
         self.features, self.form, self.tensor_scale = len(gate["packed"]), form, tensor_scale
+        self.many, self.k = tokens >= FROM, 2 * packed.shape[1]
+        if self.many and form:
+            raise ValueError(f"form={form!r} with {tokens} tokens: a form of few tokens; leave it out")
+        self.scratch: Tensors = {}  # one for all modules, as of ops.Linear
+        if self.many and packed.is_cuda:
+            self.scratch = ops.SHARED.at_least("row_tiles", cuda_gemm.most_workspace("row_tiles", packed.device))
         self.w: torch.Tensor = (
-            tiles.tile_weights(packed, scale, dtype)
+            (row_tiles if self.many else tiles).tile_weights(packed, scale, dtype)
             if packed.is_cuda
             else nvfp4.dequantise(nvfp4.Nvfp4(packed, scale, tensor_scale))
         )
@@ -54,6 +63,14 @@ class Gated(torch.nn.Module):
 
         y = x.new_empty(len(x), self.features)
         element, device = hopper.ELEMENTS.get(x.dtype, ""), x.device.index or 0
-        config = cuda_decode.configured(len(x), 2 * self.features, x.shape[1], element, device, self.form, gated=True)
-        cuda_decode.launch({"x": x, "w": self.w, "w_tensor_scale": self.tensor_scale}, y, config)
+        args, shape = {"x": x, "w": self.w, "w_tensor_scale": self.tensor_scale}, (len(x), 2 * self.features, self.k)
+        if self.many:
+            cuda_gemm.launch(args | self.scratch, y, _many(*shape, element, hopper.multiprocessors(device)))
+        else:
+            cuda_decode.launch(args, y, cuda_decode.configured(*shape, element, device, self.form, gated=True))
         return y
+
+
+@lru_cache(maxsize=1024)
+def _many(m: int, n: int, k: int, dtype: str, sms: int) -> cuda_gemm.GemmConfig:
+    return cuda_gemm.choose_config(m, n, k, dtype, sms, gated=True)

@@ -38,6 +38,11 @@ DEVICE void decode_fragments(const Packed& packed, unsigned (&a)[4][4]) {
     }
 }
 
+// SiLU(gate) * up.
+DEVICE float silu_times(float gate, float up) {
+    return __fdividef(gate, 1.0f + exp2_fast(-1.4426950408889634f * gate)) * up;
+}
+
 // A quad's lane t has words 8 t .. 8 t + 7 of 64 k of x; -> words 8 j + t and 8 j + 4 + t at 2 j and 2 j + 1: what it
 // multiplies where k is in wgmma's own order.
 DEVICE void deal_to_quad(unsigned (&o)[8], int t) {

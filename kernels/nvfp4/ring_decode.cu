@@ -245,8 +245,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 const int token = 8 * (OWN * own + i) + 2 * t + (e & 1);
                 if constexpr (GATED) {
                     const int at = (row - g) / 2 + g;
-                    const float gate = values[e] * scale, up = values[e + 2] * scale;
-                    const float value = __fdividef(gate, 1.0f + exp2_fast(-1.4426950408889634f * gate)) * up;
+                    const float value = silu_times(values[e] * scale, values[e + 2] * scale);
                     if (token < m && at < n / 2) y[static_cast<size_t>(token) * (n / 2) + at] = round16<X_BF16>(value);
                 } else {
                     const int at = row + 8 * (e >> 1);

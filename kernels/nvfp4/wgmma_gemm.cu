@@ -23,8 +23,14 @@
 // tile). A CTA owns the rows of one of its warpgroups; the other warpgroup's sums go into the other CTA's shared memory,
 // where results go later. x is not shared then.
 //
+// GATED: weight rows are eight of a gate and eight of an up projection in turn, so a thread has both of a feature, and
+// y[M, N] = SiLU(gate) * up of 2 N weight rows.
+//
 // Macros: KERNEL (name), X_BF16 0/1, BLOCK_M 64/128/176/256, CLUSTER 1/2 (CTAs that share x; 1 where SPLIT_K), SPLIT_K
-// 0/1, STAGES (of BLOCK_K = 64).
+// 0/1, STAGES (of BLOCK_K = 64), GATED 0/1 (0 where it is not given).
+#ifndef GATED
+#define GATED 0
+#endif
 #include "gemm_operand.cuh"
 #include "sm90/epilogue.cuh"
 #include "sm90/pipeline.cuh"
@@ -35,7 +41,8 @@ constexpr int CONSUMERS = 2, THREADS = 128 * (CONSUMERS + 1);
 constexpr int K_BLOCKS = 2;       // of a stream-K iteration: one for each set of fragments
 constexpr int ACC = BLOCK_M / 2;  // accumulators of a thread
 constexpr unsigned X_BYTES = BLOCK_M * 128, W_BYTES = 8 * TILE_BYTES, STAGE_BYTES = X_BYTES + W_BYTES;
-constexpr unsigned OUT_BYTES = BLOCK_M * 128;  // results of a warpgroup, swizzled as x is
+constexpr int OUT_ROWS = GATED ? 32 : 64;      // of results, of a warpgroup: in rows of 128 bytes swizzled as x is,
+constexpr unsigned OUT_BYTES = BLOCK_M * 128;  // or in rows of 64 with that swizzle, which leave half of this
 
 // Shared memory: x of all stages, results, weights of all stages, barriers.
 constexpr unsigned X = 0, OUT = STAGES * X_BYTES, W = OUT + CONSUMERS * OUT_BYTES;
@@ -52,7 +59,7 @@ constexpr int PARTIAL_STORED = 1, EPILOGUE = 3;  // named barriers, one for each
 
 constexpr int PART_FLOATS = 128 * ACC;  // of one warpgroup
 
-// x_map: x [m, k], boxes of 64 k by BLOCK_M / CLUSTER tokens. y_map: y, boxes of 64 rows by BLOCK_M tokens; not looked
+// x_map: x [m, k], boxes of 64 k by BLOCK_M / CLUSTER tokens. y_map: y, boxes of OUT_ROWS by BLOCK_M tokens; not looked
 // at where y has no such map (N no multiple of 8, or not on 16 bytes). w: row tiles [tiles of 16 rows, tiles of 64 k, 72
 // words of 8 bytes], boxes of a tile of k by 8 row tiles; zeros past N and K. y: [m, n] 16-bit. parts: float32
 // [workers * CLUSTER, 2, PART_FLOATS]. flags: zeros, [workers * CLUSTER, 2]. iters: of a tile, K_BLOCKS * 64 k each.
@@ -150,9 +157,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const unsigned my_scales = opaque(row_tile + TILE_CODE_BYTES + 8 * (lane / 4));
 
         // Where this lane's 16 bytes of results go: token 8 (lane / 16) + lane % 8, rows 16 warp + 8 (lane / 8 % 2) and
-        // on.
-        const unsigned corner = base + OUT + group * OUT_BYTES + 128 * (8 * (lane / 16) + lane % 8) +
-                                16 * ((2 * warp + lane / 8 % 2) ^ lane % 8);
+        // on; where GATED token `lane`, rows 8 warp and on.
+        const unsigned plain_place = 128 * (8 * (lane / 16) + lane % 8) + 16 * ((2 * warp + lane / 8 % 2) ^ lane % 8);
+        const unsigned gated_place = 64 * lane + 16 * (warp ^ lane / 2 % 4);
+        const unsigned corner = base + OUT + group * OUT_BYTES + (GATED ? gated_place : plain_place);
         const bool y_has_map = n % 8 == 0 && reinterpret_cast<unsigned long long>(y) % 16 == 0;
 
         // After the wgmmas of the stage, which have taken what was loaded from it: no need of once_loaded.
@@ -240,25 +248,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     }
                 }
                 // Through shared memory: a lane has two tokens of two weight rows, y wants a token's rows side by side.
-                const int row = row_of(work.tile) + group * 64, token = token_of(work.tile);
+                const int row = row_of(work.tile) / (1 + GATED) + group * OUT_ROWS, token = token_of(work.tile);
                 if (thread == 0) tma_store_wait_read<0>();  // the tile before
                 named_barrier_sync(EPILOGUE + group, 128);
+                constexpr int TOKENS = GATED ? 32 : 16;  // of four matrices
 #pragma unroll
-                for (int i = 0; i < BLOCK_M; i += 16) {
+                for (int at = 0; at < BLOCK_M; at += TOKENS) {
+                    const int i = min(at, BLOCK_M - TOKENS);  // of 176 tokens the last 32 have 16 once more
                     const float* v = &acc[i / 2];
                     unsigned pairs[4];
 #pragma unroll
-                    for (int p = 0; p < 4; p++) pairs[p] = pack_pair<X_BF16>(v[2 * p] * scale, v[2 * p + 1] * scale);
-                    stmatrix_x4_trans(corner + i * 128, pairs[0], pairs[1], pairs[2], pairs[3]);
+                    for (int p = 0; p < 4; p++) {
+                        if constexpr (GATED) {
+                            pairs[p] = pack_pair<X_BF16>(silu_times(v[4 * p] * scale, v[4 * p + 2] * scale),
+                                                         silu_times(v[4 * p + 1] * scale, v[4 * p + 3] * scale));
+                        } else {
+                            pairs[p] = pack_pair<X_BF16>(v[2 * p] * scale, v[2 * p + 1] * scale);
+                        }
+                    }
+                    stmatrix_x4_trans(corner + i * 2 * OUT_ROWS, pairs[0], pairs[1], pairs[2], pairs[3]);
                 }
                 fence_proxy_async_shared();
                 named_barrier_sync(EPILOGUE + group, 128);
                 if (y_has_map) {
                     if (thread == 0) tma_store_2d(&y_map, row, token, base + OUT + group * OUT_BYTES);
                 } else {
-                    for (int i = thread; i < min(BLOCK_M, m - token) * 64; i += 128) {
-                        const int t = i / 64, at = i % 64;
-                        const unsigned staged = OUT + group * OUT_BYTES + 128 * t + (2 * at ^ 16 * (t % 8));
+                    for (int i = thread; i < min(BLOCK_M, m - token) * OUT_ROWS; i += 128) {
+                        const int t = i / OUT_ROWS, at = i % OUT_ROWS;
+                        const unsigned staged =
+                            OUT + group * OUT_BYTES + 2 * OUT_ROWS * t + (2 * at ^ 16 * (GATED ? t / 2 % 4 : t % 8));
                         if (row + at < n) {
                             y[static_cast<size_t>(token + t) * n + row + at] =
                                 *reinterpret_cast<const unsigned short*>(shared + staged);

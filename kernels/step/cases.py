@@ -64,6 +64,7 @@ WORKLOADS = (
     _workload("prefill", "odd", 1, 0, 21),
     _workload("prefill", "small", 1, 0, 9),  # layers behind attention, which see a token that looked ahead
     _workload("prefill", "small", 2, 15, 9),
+    _workload("prefill", "small", 2, 0, 49, layers=4),  # as many tokens as kernels of many take
     _workload("mixed", "odd", 3, 6, lengths="1-12-1"),
     _workload("decode", "odd", 3, 17, state="bf16"),
     _workload("decode", "odd", 3, 17, cache="fp8"),

@@ -32,6 +32,7 @@ WIDE, GEMV = ("all", "all_gemv"), ("alpha_beta_gemv", "all_gemv")
 W4A8_FROM = 17  # tokens, the fewest that the kernel of e4m3 products takes; with fewer they are as with w4a16
 SKINNY_TOKENS = 128  # the most of our kernels for alpha and beta, routers and the LM head
 NORMED_TOKENS = 8  # the most of the vector kernel, which may norm too
+GATED_FROM = 97  # tokens, the fewest of the kernel of many tokens that multiplies gate and up together
 MOST_CHAINED = 8  # tokens, of the kernel that is launched programmatically at every shape of the model
 
 
@@ -153,8 +154,10 @@ class Config:
             return f"{self}: a lever of prompts, this step decodes"
         if max(new) > 1 and (self.recurrence == "apart" or self.per_sequence or self.ends == "fused"):
             return f"{self}: a lever of decode steps, this one has {max(new)} new tokens of a sequence"
-        if (self.launch == "chained" or self.gated) and sum(new) > MOST_CHAINED:
+        if self.launch == "chained" and sum(new) > MOST_CHAINED:
             return f"{self}: {sum(new)} tokens, the kernel with that form takes {MOST_CHAINED}"
+        if self.gated and MOST_CHAINED < sum(new) < GATED_FROM:
+            return f"{self}: {sum(new)} tokens, that form takes up to {MOST_CHAINED}, or {GATED_FROM} and more"
         return ""
 
 
@@ -205,10 +208,12 @@ NAMED = {
     "served_replayed_waits": Config(replayed=True, waits=True),
     "served_many": MANY,  # what gains at many sequences
     "served_many_packed": MANY_PACKED,
+    "served_many_gated": replace(MANY_PACKED, gate_up=False, gated=True),
     "served_many_router": MANY_ROUTER,
     "served_fused_scan": Config(scan="fused"),
     "served_split_scan": Config(scan="split"),
     "served_prompt_conv": PROMPT,
+    "served_prompt_gated": replace(PROMPT, gated=True),
     "served_w4a8_conv": Config(products="w4a8", convolution="fused"),
     # The staircase: each has the levers of those before it; the last is `served`.
     "stock": Config(recurrence="apart", state="copied", per_sequence=True),

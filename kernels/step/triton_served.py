@@ -181,7 +181,7 @@ def prepare(inputs: Tensors, config: Config | None = USUAL) -> Args:
         at = key.removesuffix("gate_proj.weight_packed")
         gate, up = ({p: inputs[f"{at}{n}_proj.weight_{p}"] for p in ("packed", "scale", "tensor_scale")}
                     for n in ("gate", "up"))  # fmt: skip
-        args["gated"][at] = nvfp4_gated.Gated(gate, up, form=config.form)
+        args["gated"][at] = nvfp4_gated.Gated(gate, up, form=config.form, tokens=tokens)
         replaced |= {f"{at}gate_proj", f"{at}up_proj"}
     args["linears"] = {}
     for name in (key.removesuffix(".weight_packed") for key in inputs if key.endswith(".weight_packed")):

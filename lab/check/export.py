@@ -99,11 +99,11 @@ class Noting:
         swizzle: int | None = None,
     ) -> Any:
         """A tensor map that knows what it was asked to be."""
-        from kernels.cuda_driver import PROMOTIONS, SWIZZLE_128, TensorMap
+        from kernels.cuda_driver import PROMOTIONS, ROW_BYTES, SWIZZLES, TensorMap
 
         made = TensorMap(128)
         made.address = address
-        last = PROMOTIONS[promotion_bytes], SWIZZLE_128 if swizzle is None else swizzle
+        last = PROMOTIONS[promotion_bytes], SWIZZLES[ROW_BYTES] if swizzle is None else swizzle
         made.noted = Map(address, element, tuple(dims), tuple(strides), tuple(box), *last)  # type: ignore[attr-defined]
         return made
 

@@ -141,8 +141,9 @@ def test_gate_up_and_silu_in_one_launch(m, f, k, dtype, sms, variant):
     "change",
     [
         ("at = (row - g) / 2 + g", "at = row / 2"),
-        ("up = values[e + 2] * scale", "up = values[e + 2]"),
-        ("gate = values[e] * scale, up", "gate = values[e + 1] * scale, up"),
+        ("silu_times(values[e] * scale, values[e + 2] * scale)", "silu_times(values[e] * scale, values[e + 2])"),
+        ("silu_times(values[e] * scale,", "silu_times(values[e + 1] * scale,"),
+        ("1.0f + exp2_fast(-1.4426950408889634f * gate)", "1.0f + exp2_fast(-gate)"),
         ("at < n / 2", "at < n / 2 - 8"),
     ],
 )

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from kernels.common import Tensors, Workload
-from kernels.nvfp4 import cases, cuda_gemm, gemm_tiles, line, ops, resident, row_tiles, stream, tiles
-from kernels.nvfp4.reference import weights
+from kernels.nvfp4 import cases, cuda_gemm, gated, gemm_tiles, line, ops, resident, row_tiles, stream, tiles
+from kernels.nvfp4.reference import reference, weights
 from lab.check.aot_worker import compile_cuda
 from tests.kernels.on_cpu.nvfp4_on_cpu import library, right_every_time, simulated, skip_unless_hopper, within_tolerance
 from tests.kernels.on_cpu.stand_in import Change, StandIn, needs_compiler, unless_stopped
@@ -42,7 +42,7 @@ extern "C" int part_floats() { return SPLIT_K ? 0 : 2 * PART_FLOATS; }
 extern "C" void simulated(const void* x, const void* w, const void* scale, void* y, void* parts, void* flags, int m,
                           int n, int k, int row_tiles, int k_tiles, int iters, int n_tiles, int m_tiles, int waves,
                           int blocks, int seed) {
-  given = {{(unsigned char*)x, m, k, BLOCK_M / CLUSTER}, {(unsigned char*)y, m, n, BLOCK_M},
+  given = {{(unsigned char*)x, m, k, BLOCK_M / CLUSTER}, {(unsigned char*)y, m, n, BLOCK_M, 0, GATED ? 64 : 128},
            {(unsigned char*)w, row_tiles, 72 * k_tiles, 8, 72}, (const float*)scale, (unsigned short*)y, (float*)parts,
            (unsigned*)flags, m, n, iters, n_tiles, m_tiles, waves};
   launch_on_cpu({{blocks, 1, 1}, THREADS, CLUSTER << SPLIT_K, 1, SHARED_BYTES, seed}, entry);
@@ -63,14 +63,14 @@ def tiled(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def simulate(kernel: StandIn, config: cuda_gemm.GemmConfig, inputs: Tensors, seed: int) -> tuple[torch.Tensor, int]:
     """(y, flags left up); raises Stopped."""
     x, n = inputs["x"], inputs["w_packed"].shape[0]
-    args = tiled(inputs)
+    args, out = tiled(inputs), n // (1 + config.gated)
     parts = torch.full((config.grid, kernel.part_floats()), float("nan"))
     flags = torch.zeros(config.grid, 2, dtype=torch.int32)
-    y = torch.full((x.shape[0], n), float("nan"), dtype=x.dtype)
+    y = torch.full((x.shape[0], out), float("nan"), dtype=x.dtype)
     depth = gemm_tiles.k_blocks_of(x.shape[1]) // cuda_gemm.ITERATION_K_BLOCKS
     tile_counts = -(-n // config.rows), -(-x.shape[0] // config.tokens)
     tensors = (x, args["w"], args["w_tensor_scale"], y, parts, flags)
-    numbers = (x.shape[0], n, x.shape[1], *args["w"].shape[:2], depth, *tile_counts, config.waves, config.grid, seed)
+    numbers = (x.shape[0], out, x.shape[1], *args["w"].shape[:2], depth, *tile_counts, config.waves, config.grid, seed)
     simulated(kernel, tensors, numbers)
     return y, int(flags.sum())
 
@@ -199,6 +199,11 @@ def test_refuses_what_it_cannot_do():
     few = replace(config, grid=config.grid - 1)
     with pytest.raises(ValueError, match="workspace"):
         cuda_gemm.launch(args | cuda_gemm.workspace(few, y.device), y, config)
+    both, half = replace(config, gated=True), y[:, : y.shape[1] // 2].contiguous()
+    with pytest.raises(ValueError, match="prepare this pair"):
+        cuda_gemm.launch(args, y, both)
+    with pytest.raises(ValueError, match="workspace"):  # of half as many columns it is the pair
+        cuda_gemm.launch(args | cuda_gemm.workspace(replace(both, grid=0), y.device), half, both)
 
 
 @needs_compiler
@@ -234,6 +239,56 @@ def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, sms, variant):
         return y
 
     right_every_time(map(simulated_with, range(2 if m < 128 else 1)), problem, inputs)
+
+
+def gated_is_right(m: int, f: int, k: int, dtype: str, sms: int, variant: dict[str, Any], *changes: Change) -> bool:
+    """Gate is the first f rows of the problem's weights, up the others."""
+    inputs = cases.inputs(cases._check(m, 2 * f, k, dtype), seed=1)
+    gate, up = reference(inputs)["y"].double().split(f, dim=1)
+    config = cuda_gemm.choose_config(m, 2 * f, k, dtype, sms, gated=True, **variant)
+    for name in ("w_packed", "w_scale"):
+        inputs[name] = gated.alternating(inputs[name][:f], inputs[name][f:])
+    y, flags = simulate(on_cpu(config, *changes), config, inputs, 0)
+    wanted = torch.nn.functional.silu(gate) * up
+    return flags == 0 and near(y, wanted)
+
+
+def near(y: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Within two roundings of 16 bits; NaN is not."""
+    off = (y.double() - wanted).norm() / wanted.norm()
+    return bool(off < (2e-3 if y.dtype == torch.bfloat16 else 3e-4))
+
+
+GATED: tuple[tuple[int, int, int, str, int, dict[str, Any]], ...] = (
+    (130, 152, 1040, "bf16", 4, {"tokens": 128, "cluster": 1, "stages": 3, "waves": 1}),
+    (250, 352, 272, "bf16", 4, {"tokens": 256, "cluster": 1, "waves": 1}),
+    (130, 304, 528, "fp16", 10, {"tokens": 128, "waves": 0}),
+    (63, 304, 272, "bf16", 4, {"tokens": 64, "cluster": 2, "waves": 1}),
+    (300, 152, 272, "bf16", 4, {"tokens": 176, "waves": 0}),
+    (200, 104, 272, "fp16", 4, {"tokens": 176, "cluster": 1, "waves": 1}),
+    (60, 64, 256, "bf16", 4, {"split_k": True}),
+)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("m", "f", "k", "dtype", "sms", "variant"), GATED)
+def test_a_gated_tile_is_silu_of_its_gate_times_up(m, f, k, dtype, sms, variant):
+    assert gated_is_right(m, f, k, dtype, sms, variant)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("16 * (warp ^ lane / 2 % 4)", "16 * (warp ^ lane % 4)"),
+        ("row_of(work.tile) / (1 + GATED)", "row_of(work.tile)"),
+        ("v[4 * p + 1] * scale, v[4 * p + 3]", "v[4 * p + 1] * scale, v[4 * p + 2]"),
+        ("min(at, BLOCK_M - TOKENS)", "at - at % 64"),
+        ("i * 2 * OUT_ROWS", "i * OUT_ROWS"),
+    ],
+)
+def test_the_simulation_sees_mistakes_in_a_gated_tile(change):
+    assert not unless_stopped(lambda: gated_is_right(300, 152, 272, "bf16", 4, {"tokens": 176, "waves": 0}, change))
 
 
 @needs_compiler
@@ -287,8 +342,28 @@ def test_the_simulation_sees_mistakes_in_a_split_tile(change, wrong):
     assert unless_stopped(sound) != wrong
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("m", "f", "k"), [(97, 352, 1040), (128, 17408, 5120), (512, 17408, 5120), (700, 3000, 2064)])
+def test_gated_products_of_many_tokens_on_a_gpu(m, f, k):
+    skip_unless_hopper()
+    inputs = cases.inputs(cases._check(m, 2 * f, k, "bf16"), seed=1, device="cuda")
+    parts = {"packed": inputs["w_packed"], "scale": inputs["w_scale"]}
+    gate, up = ({n: t[at : at + f] for n, t in parts.items()} | {"tensor_scale": inputs["w_tensor_scale"]}
+                for at in (0, f))  # fmt: skip
+    layer, x = gated.Gated(gate, up, tokens=m), inputs["x"]
+    y = [layer(x) for _ in range(3)]
+    both = (x.double() @ weights(inputs).T).split(f, dim=1)
+    assert near(y[0], torch.nn.functional.silu(both[0]) * both[1])
+    assert all(torch.equal(y[0], again) for again in y)
+
+
+WITH_GATE = [  # gate and up of Qwen3.6-27B
+    cuda_gemm.source(cuda_gemm.choose_config(m, 2 * 17408, 5120, "bf16", gated=True)) for m in (128, 2048)
+]
+
+
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
-@pytest.mark.parametrize("source", cuda_gemm.CUDA_SOURCES, ids=lambda s: s.kernels[0])
+@pytest.mark.parametrize("source", [*cuda_gemm.CUDA_SOURCES, *WITH_GATE], ids=lambda s: s.kernels[0])
 def test_sources_compile_without_spills_to_wgmma(source):
     (row,) = compile_cuda(source, 90)
     assert (row["status"], row["spill_bytes"], row["fits"]) == ("ok", 0, True), row

@@ -225,6 +225,7 @@ void tma_load_1d_evict_first(u32 to, const void* from, u32 bytes, u32 barrier) {
     tma_load_1d(to, from, bytes, barrier);
 }
 static u32 swizzled_128(u32 address) { return address ^ (address >> 7 & 7) << 4; }
+static u32 swizzled_64(u32 address) { return address ^ (address >> 7 & 3) << 4; }
 static void load_box(u32 to, const TensorMap* map, int column, int row, u32 barrier) {
     const TensorMap m = *map;
     place(to, m.box_rows * 128, 1024);
@@ -287,13 +288,16 @@ void tma_store_1d(void* to, u32 from, u32 bytes) {
 }
 void tma_store_2d(const TensorMap* map, int column, int row, u32 from) {
     const TensorMap m = *map;
-    place(from, m.box_rows * 128, 1024);
-    check_fenced(from, m.box_rows * 128);
+    const int width = m.box_bytes ? m.box_bytes : 128;
+    place(from, m.box_rows * width, 8 * width);
+    check_fenced(from, m.box_rows * width);
     cpu.now->stores.push_back([=] {
         for (int r = 0; r < m.box_rows && row + r < m.rows; r++)
-            for (int c = 0; c < 64 && column + c < m.columns; c++)
+            for (int c = 0; c < width / 2 && column + c < m.columns; c++) {
+                const u32 at = from + width * r + 2 * c;
                 memcpy(m.from + 2 * ((row + r) * m.columns + column + c),
-                       place(swizzled_128(from + 128 * r + 2 * c), 2), 2);
+                       place(width == 64 ? swizzled_64(at) : swizzled_128(at), 2), 2);
+            }
     });
 }
 std::function<void()> on_store_done;

@@ -74,7 +74,8 @@ struct Axes {
 struct alignas(64) TensorMap {
     unsigned char* from;
     long long rows, columns, box_rows, box_words;  // the last of a word_map, whose columns are words
-    char unused[88];
+    long long box_bytes;                           // of a row of a box in shared memory, its swizzle: 64, or 0 for 128
+    char unused[80];
 };
 static_assert(sizeof(TensorMap) == 128, "as the driver's");
 

@@ -31,6 +31,7 @@ BY_ID = {w.id: w for w in cases.WORKLOADS}
 CPU = DEVICE == "cpu"  # kernels on a GPU are for heads of 64 and 128
 DECODE = BY_ID["decode_odd_npl3_ctx17" if CPU else "decode_small_npl5_ctx33"]
 MIXED = BY_ID["mixed_odd_npl3_n1-12-1_ctx6" if CPU else "prefill_small_npl2_t9_ctx15"]
+MANY = BY_ID["prefill_small_l4_npl2_t49_ctx0"]
 MIXTURE = BY_ID["decode_odd-moe_npl3_ctx17" if CPU else "decode_small-moe_npl5_ctx33"]
 PERMUTED = 1  # a seed whose rows are not 0, 1, 2
 SAME = {  # lever: what it must equal bit for bit
@@ -65,7 +66,7 @@ def step(name: str, at: str = DECODE.id, seed: int = 0, times: int = 1) -> Tenso
 @pytest.mark.parametrize("name", NAMED)
 def test_a_lever_is_a_step(name: str) -> None:
     family = families.load("step")
-    workload = next(w for w in (DECODE, MIXED, MIXTURE) if not NAMED[name].refuses(w))
+    workload = next(w for w in (DECODE, MIXED, MIXTURE, MANY) if not NAMED[name].refuses(w))
     found = accuracy.check(family, family.candidate(name), workload, 0, DEVICE)
     assert found.status == "ok", found.message
 
@@ -480,6 +481,7 @@ def test_a_place_in_the_chain_needs_the_chain(lever: Any) -> None:
         ("served_many", "prefill_q36-27b_l8_npl1_t512_ctx0", "512 tokens, 128 are the most"),
         ("served_few_ends", "decode_q36-27b_l16_npl32_ctx1024", "the kernel with that form takes 8"),
         ("served_prompt_conv", "decode_q36-27b_l16_npl1_ctx1024", "a lever of prompts"),
+        ("served_prompt_gated", "prefill_odd_npl1_t21_ctx0", "21 tokens, that form takes up to 8, or 97 and more"),
     ],
 )
 def test_a_lever_names_the_step_that_it_does_not_take(name: str, at: str, said: str) -> None:
