@@ -49,3 +49,17 @@ def test_a_sequence_ends_where_the_next_begins() -> None:
         found = reference.reference(alone)
         assert torch.equal(both["o"][0, first:last], found["o"][0])
         assert torch.equal(both["final_state"][n], found["final_state"][0])
+
+
+@pytest.mark.gpu
+def test_a_replayed_walk_has_the_bits_of_one_launch_by_launch() -> None:
+    """Two sequences, and tokens behind the last whole graph."""
+    torch.manual_seed(0)
+    tokens, heads, size = 3 * reference.TOGETHER + 5, 3, 16
+    drawn = [torch.randn(2, tokens, heads, size, dtype=torch.float64, device="cuda") / 4 for _ in range(3)]
+    g, beta = (torch.rand(2, tokens, heads, dtype=torch.float64, device="cuda") for _ in range(2))
+    given = torch.randn(2, heads, size, size, dtype=torch.float64, device="cuda"), *drawn, -g, beta
+    kept = given[0].clone()
+    for got, wanted in zip(reference._replayed(*given), reference._walked(*given), strict=True):
+        assert torch.equal(got, wanted)
+    assert torch.equal(given[0], kept)
