@@ -12,6 +12,7 @@ import importlib
 import math
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from lab.base import devices
 from lab.base.console import between
@@ -92,8 +93,21 @@ def expected(family: str) -> list[str]:
     return lines
 
 
-def llama_cpp(family: str, device_id: str = "h200") -> list[str]:
-    """llama-batched-bench's files of data/imported, each step beside the fastest arm that a row has of its workload.
+class Beside(NamedTuple):
+    """A step of llama-batched-bench's, and the fastest arm that a row has of the workload."""
+
+    workload: str
+    theirs_ms: float
+    ours: Measurement | None
+
+    @property
+    def ours_ms(self) -> float:
+        """Infinite without a row."""
+        return ((self.ours and self.ours.time_us) or math.inf) / 1e3
+
+
+def beside_llama_cpp(family: str, device_id: str) -> list[Beside]:
+    """Steps of llama-batched-bench's files of data/imported.
 
     A file is named llama-batched-bench-MODEL-DEVICE.jsonl, and MODEL is the workload's between the step and npl.
     """
@@ -102,7 +116,7 @@ def llama_cpp(family: str, device_id: str = "h200") -> list[str]:
         before = fastest.get(row.workload_id)
         if row.time_us and (before is None or row.time_us < (before.time_us or math.inf)):
             fastest[row.workload_id] = row
-    lines = ["| workload | llama.cpp ms | ours ms | times as fast | arm, run |", "|---|---|---|---|---|"]
+    found = []
     for file in sorted(IMPORTED.glob(f"llama-batched-bench-*-{device_id}.jsonl")):
         model = file.stem.removeprefix("llama-batched-bench-").removesuffix(f"-{device_id}")
         for sample in own.read(file).samples:
@@ -112,11 +126,19 @@ def llama_cpp(family: str, device_id: str = "h200") -> list[str]:
                 continue
             of = f"decode_{model}_npl{npl}_ctx{tokens}" if decode else f"prefill_{model}_npl{npl}_t{tokens}_ctx0"
             theirs_ms = 1e3 * npl * (1 if decode else tokens) / sample.values[0]
-            cells = [f"`{of}`", f"{theirs_ms:.4g}", "", "", ""]
-            if of in fastest:
-                row, ours_ms = fastest[of], (fastest[of].time_us or math.inf) / 1e3
-                cells[2:] = f"{ours_ms:.4g}", f"{theirs_ms / ours_ms:.2f}", f"{row.name}, {row.run}"
-            lines.append("| " + " | ".join(cells) + " |")
+            found.append(Beside(of, theirs_ms, fastest.get(of)))
+    return found
+
+
+def llama_cpp(family: str, device_id: str = "h200") -> list[str]:
+    """The steps that llama.cpp's times are there of, beside ours."""
+    lines = ["| workload | llama.cpp ms | ours ms | times as fast | arm, run |", "|---|---|---|---|---|"]
+    for one in beside_llama_cpp(family, device_id):
+        cells = [f"`{one.workload}`", f"{one.theirs_ms:.4g}", "", "", ""]
+        if one.ours:
+            times = f"{one.theirs_ms / one.ours_ms:.2f}"
+            cells[2:] = f"{one.ours_ms:.4g}", times, f"{one.ours.name}, {one.ours.run}"
+        lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 

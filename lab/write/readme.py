@@ -19,7 +19,7 @@ from lab.card import phases
 from lab.judge import verdicts
 from lab.study import limits
 from lab.study.flips import UNDECIDED, Flip
-from lab.write import inserts
+from lab.write import inserts, notes
 
 FILE, FIGURE = REPOSITORY / "README.md", REPOSITORY / "data" / "rivals.svg"
 MARKS = ("<!-- written by lab write --readme -->", "<!-- end -->")
@@ -40,12 +40,33 @@ def record() -> str:
     )
 
 
+def whole_step(device: str = "h200") -> str:
+    """A whole step of the 27B at one and eight sequences beside llama.cpp's, in a sentence; "" where one has no row."""
+    every = {beside.workload: beside for beside in notes.beside_llama_cpp("step", device)}
+    few = [every[at] for n in (1, 8) if (at := f"decode_q36-27b_npl{n}_ctx1024") in every]
+    if len(few) < 2 or any(beside.ours is None for beside in few):
+        return ""
+    one, eight = few
+    return (
+        f"A whole step of Qwen3.6-27B in NVFP4 on an H200, all 64 layers: {one.ours_ms:.2f} ms for one sequence and "
+        f"{eight.ours_ms:.2f} for eight; stock llama.cpp, with its host's work, {one.theirs_ms:.1f} and "
+        f"{eight.theirs_ms:.1f} (`kernels/step/NOTES.md`)."
+    )
+
+
 def written(text: str, found: Sequence[Flip], elsewhere: Sequence[Flip] = ()) -> str:
     """The README's text with its table and its count of adversaries made again; raises BadInput without its marks.
 
     elsewhere: the same pairs on other devices, whose word and change stand behind the first's.
     """
-    lines = [*textwrap.wrap(record(), 118), "", "Asked again of our own kernels on an H200 and an H100:", ""]
+    lines = [
+        *textwrap.wrap(record(), 118),
+        "",
+        *textwrap.wrap(whole_step(), 118),
+        "",
+        "Asked again of our own kernels on an H200 and an H100:",
+        "",
+    ]
     lines += ["| row | question | recorded | measured kernels | their change | card |", "|---|---|---|---|---|---|"]
     for flip in (f for f in found if f.front):
         question = flip.question + (f" ({flip.asks_otherwise})" if flip.asks_otherwise else "")

@@ -11,8 +11,9 @@ from lab.card import phases
 from lab.check import families
 from lab.cli import main
 from lab.judge import verdicts
+from lab.row import store
 from lab.study import flips
-from lab.write import inserts, readme
+from lab.write import inserts, notes, readme
 from tests.refused import refused
 from tests.study.test_flips import a_flip
 
@@ -39,6 +40,21 @@ def test_it_says_what_the_judge_says(committed: list[flips.Flip]) -> None:
     for flip in (flip for flip in committed if flip.front and flip.word_here):
         measured = verdicts.judge_measured(phases.card(flip.card), "h200").verdict.word
         assert f"| {measured} (h200" in next(line for line in shown.splitlines() if f"`{flip.card}` |" in line)
+
+
+def test_a_whole_step_stands_beside_llama_cpps(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = [f"decode_q36-27b_npl{n}_ctx1024" for n in (1, 8)]
+    rows = {w: min((r for r in store.rows("h200", family="step") if r.workload_id == w and r.time_us),
+                   key=lambda r: r.time_us or 0.0) for w in at}  # fmt: skip
+    found = [notes.Beside(w, ms, rows[w]) for w, ms in zip(at, (12.26, 27.04), strict=True)]
+    said = readme.whole_step()
+    assert all(f"{(row.time_us or 0.0) / 1e3:.2f} " in said for row in rows.values())
+    assert "12.3 and 27.0" in said
+    for some in (found[:1], [found[0], found[1]._replace(ours=None)]):
+        monkeypatch.setattr(notes, "beside_llama_cpp", lambda family, device, some=some: some)
+        assert readme.whole_step() == ""
+    monkeypatch.setattr(notes, "beside_llama_cpp", lambda family, device: found)
+    assert readme.whole_step() == said
 
 
 def test_the_count_of_adversaries_is_of_those_with_rows(monkeypatch: pytest.MonkeyPatch) -> None:
