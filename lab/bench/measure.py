@@ -418,6 +418,7 @@ def together(first: Done, second: Done) -> Done:
         for arm in arms:
             arm.fail("error", f"timed against {one_c.control} in one process and {other_c.control} in another")
     elif one_c and other_c:
+        read = one_c.block_mhz and other_c.block_mhz
         compared = structs.replace(
             one_c,
             order=one_c.order + other_c.order,
@@ -425,7 +426,8 @@ def together(first: Done, second: Done) -> Done:
             again=sampling.joined(one_c.again, other_c.again) if one_c.again and other_c.again else None,
             shape=(one_c.shape[0] + other_c.shape[0], *one_c.shape[1:]),
             processes=one_c.processes + other_c.processes,
-            block_mhz=one_c.block_mhz + other_c.block_mhz if one_c.block_mhz and other_c.block_mhz else (),
+            block_mhz=one_c.block_mhz + other_c.block_mhz if read else (),
+            block_top_mhz=one_c.block_top_mhz + other_c.block_top_mhz if read else (),
         )
     return Done(arms, compared, second.fatal, seconds, first.spare or second.spare)
 
@@ -523,6 +525,7 @@ def row(
         clocks=clocks,
         throttled=", ".join(sorted({c.throttled for c in clocks if c.throttled})),
         block_mhz=comparison.block_mhz,
+        block_top_mhz=comparison.block_top_mhz,
     )
     doubt = ceilings.suspect(timed)
     return structs.replace(timed, status="suspect", message=doubt) if doubt else timed

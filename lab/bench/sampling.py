@@ -17,9 +17,9 @@
    With `rest` the GPU idles after each visit of an arm, `rest` times as long as the visit took: a card at its power cap
    lowers its clock by what ran just before, so that arms of hundreds of us would inherit each other's heat. Rested
    figures are at the full clock, others at that of a loaded card; the row says which.
-6. SM and memory clock and throttle reasons are sampled behind each placement's warm-up, behind each visit, and at the
-   placement's end; of a block's visits the lowest SM clock is kept, of a placement's that sample. A throttled window is
-   flagged, never dropped. Every time is kept.
+6. SM and memory clock and throttle reasons are sampled behind each placement's warm-up, ahead of and behind each visit,
+   and at the placement's end; of a block's the lowest and the highest SM clock are kept, of a placement's the lowest
+   sample. A throttled window is flagged, never dropped. Every time is kept.
 
 The timer is an object with a name, which the row stores (lab/bench/timers.py). Here is only what needs no GPU, so that
 all of it is tested against made-up clocks: `compare` is the schedule, `settled` and `ratio_interval` are statistics,
@@ -144,7 +144,8 @@ class Timing(msgspec.Struct, frozen=True):
 class Comparison(msgspec.Struct, frozen=True):
     """Arms timed together. aa_pct: the A/A noise floor; clocks: samples at both ends of each placement, and its lowest.
 
-    block_mhz: the lowest SM clock behind the visits of each block, by placement and block; () where it was not read.
+    block_mhz, block_top_mhz: the lowest and the highest SM clock around the visits of each block, by placement and
+    block; () where it was not read.
 
     shape: (placements, blocks a placement, samples a block) of every arm; processes: how many the placements are of.
 
@@ -164,6 +165,7 @@ class Comparison(msgspec.Struct, frozen=True):
     shape: tuple[int, int, int] = (1, 1, 1)
     processes: int = 1
     block_mhz: tuple[int, ...] = ()
+    block_top_mhz: tuple[int, ...] = ()
 
 
 def sets_for(bytes_per_call: float, l2_bytes: int, l2: str = "cold", most: int = MOST_SETS) -> int:
@@ -266,16 +268,16 @@ class Hooks:
     """What happens around the samples; the defaults do nothing.
 
     visiting: before each visit, so that an error or a crash can be attributed. stir: before each visit too, outside of
-    what `rest` follows. behind, visited: behind each that is no warm-up; the first, before the rest, samples the clocks
-    or says nothing. place: before each placement but the first, with its
-    number, to allocate the arms anew. between: before each block, with the numbers of the placement and the block.
+    what `rest` follows. clock: samples the clocks or says nothing, ahead of and behind each that is no warm-up, before
+    the rest. visited: behind each of these. place: before each placement but the first, with its number, to allocate
+    the arms anew. between: before each block, with the numbers of the placement and the block.
     """
 
     clocks: Callable[[], Any] = lambda: None
     sleep: Callable[[float], None] = time.sleep
     visiting: Callable[[Arm], None] = lambda arm: None
     stir: Callable[[Arm], None] = lambda arm: None
-    behind: Callable[[], Clocks | None] = lambda: None
+    clock: Callable[[], Clocks | None] = lambda: None
     visited: Callable[[Arm], None] = lambda arm: None
     place: Callable[[int], None] = lambda number: None
     between: Callable[[int, int], None] = lambda number, block: None
@@ -312,6 +314,7 @@ def compare(
     order: list[str] = []
     windows: list[Clocks | None] = []
     block_mhz: list[int] = []
+    block_top_mhz: list[int] = []
     for number in range(placements):
         if number:
             hooks.place(number)
@@ -331,23 +334,24 @@ def compare(
             read: list[Clocks] = []
             for arm in (*turn, *reversed(turn)):
                 with visit(arm):
+                    ahead = hooks.clock()
                     samples_us = timer.visit(arm, VISIT)
-                    if clock := hooks.behind():
-                        read.append(clock)
+                    read += filter(None, (ahead, hooks.clock()))
                 hooks.visited(arm)
                 arm.samples_us += samples_us
                 arm.firsts.append(samples_us[0] / statistics.median(samples_us[1:]))
                 visits[arm.name].append(statistics.median(samples_us))
             for arm in arms:
                 arm.blocks_us.append(statistics.fmean(visits[arm.name]))
-            if len(read) == 2 * len(arms):
+            if len(read) == 4 * len(arms):
                 lowest.append(min(read, key=lambda clock: clock.sm_mhz))
                 block_mhz.append(lowest[-1].sm_mhz)
+                block_top_mhz.append(max(clock.sm_mhz for clock in read))
             taken += 1
         blocks = taken
         windows += sorted(lowest, key=lambda clock: clock.sm_mhz)[:1]
         windows.append(hooks.clocks())
-    control = arms[0]
+    control, known = arms[0], len(block_mhz) == placements * blocks and all(block_mhz)
     again = next((a for a in arms if a.name == AGAIN), None)
     return Comparison(
         arms={a.name: summarise(a) for a in arms if a.name != AGAIN},
@@ -359,5 +363,6 @@ def compare(
         again=summarise(again) if again else None,
         control=control.name,
         shape=(placements, blocks, 2 * VISIT),
-        block_mhz=tuple(block_mhz) if len(block_mhz) == placements * blocks and all(block_mhz) else (),
+        block_mhz=tuple(block_mhz) if known else (),
+        block_top_mhz=tuple(block_top_mhz) if known else (),
     )

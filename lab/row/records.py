@@ -114,6 +114,8 @@ class Measurement(Provenance, frozen=True, kw_only=True, dict=True, tag=2):
     samples:         every sample, us a call, as lab/row/samples.py encodes them, by placement, block and visit.
     again_samples:   the same of the control's second self (A/A), in the control's row.
     block_mhz:       the lowest SM clock behind the visits of each block, of whichever arm, by placement and block.
+                     block_top_mhz, from 2026-11-29 on: the highest, and both ahead of the visits too. No verdict
+                     stands on it yet; how far two arms' clocks were apart is in it.
     clock_pct:       largest disagreement of the harness's clock with the arm's own times, %.
     prepare_us:      wall time of the one-off repacking; prepared_bytes: memory it added, None where it is not seen.
     took_s:          wall time of the whole comparison, checks and all, of which every arm's row has the same.
@@ -175,6 +177,7 @@ class Measurement(Provenance, frozen=True, kw_only=True, dict=True, tag=2):
     clocks: tuple[Clocks, ...] = ()
     throttled: str = ""
     block_mhz: tuple[Count, ...] = ()
+    block_top_mhz: tuple[Count, ...] = ()
 
     median_us = _Figure[float]("median_us")
     iqr_us = _Figure[float]("iqr_us")
@@ -288,6 +291,11 @@ class Measurement(Provenance, frozen=True, kw_only=True, dict=True, tag=2):
             return f"{self.placements} placements and the shape {self.shape}", "the shape begins with the placements"
         if self.block_mhz and (self.shape is None or len(self.block_mhz) != self.shape[0] * self.shape[1]):
             return f"{len(self.block_mhz)} clocks and the shape {self.shape}", "give one for each block, or none"
+        if self.block_top_mhz and len(self.block_top_mhz) != len(self.block_mhz):
+            many = f"{len(self.block_top_mhz)} highest clocks of {len(self.block_mhz)} blocks"
+            return many, "give one for each block, or none"
+        if any(top < low for low, top in zip(self.block_mhz, self.block_top_mhz, strict=False)):
+            return "a block whose highest clock is below its lowest", "give the other way round"
         for key in ("samples", "again_samples"):
             try:
                 held = getattr(self, f"{key}_us")

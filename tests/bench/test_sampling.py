@@ -377,26 +377,27 @@ def test_floor_is_the_second_control_against_the_first(bias: float, monkeypatch:
     assert (alone.aa_pct, alone.again) == (math.inf, None)
 
 
-def test_the_lowest_clock_of_a_block_is_kept_and_its_reading_is_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clocks_of_a_block_are_kept_and_their_reading_is_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of whichever visit; a clock that is not known behind one of them, or reads zero, is none of any block."""
 
     def found(said: Callable[[int], Clocks | None]) -> Comparison:
         bench, number = Bench(steady, monkeypatch), itertools.count()
         arms = [Arm(name, lambda args, out: None, [(None, None)], calls=CALLS) for name in ("control", "candidate")]
-        how = Hooks(clocks=lambda: None, behind=lambda: said(next(number)), sleep=lambda s: None)
+        how = Hooks(clocks=lambda: None, clock=lambda: said(next(number)), sleep=lambda s: None)
         return sampling.compare(arms, bench, seconds=0.0, rest=1.0, hooks=how, placements=2)
 
     def clock(mhz: int) -> Clocks:
         return Clocks("made up", mhz, 3201, "cap" if mhz < 1980 else "")
 
-    blocks = 2 * sampling.PLACED_BLOCKS
-    one = found(lambda n: clock(1900 + n // 4 if n % 4 == 2 else 1980))  # one of a block's four visits
+    blocks = 2 * sampling.PLACED_BLOCKS  # of four visits, with a clock ahead of each and one behind it
+    one = found(lambda n: clock(1900 + n // 8 if n % 8 == 3 else 1950 + n // 8))
     assert one.block_mhz == tuple(1900 + block for block in range(blocks))
+    assert one.block_top_mhz == tuple(1950 + block for block in range(blocks))
     assert [c.sm_mhz for c in one.clocks if c] == [one.block_mhz[0], one.block_mhz[sampling.PLACED_BLOCKS]]
     assert one.shape[:2] == (2, sampling.PLACED_BLOCKS)
-    assert found(lambda n: clock(1950) if n != 9 else None).block_mhz == ()
-    assert found(lambda n: clock(1950 * (n != 9))).block_mhz == ()
-    assert found(lambda n: None).block_mhz == ()
+    assert found(lambda n: clock(1980 if n == 8 else 1800)).block_top_mhz == (1800, 1980, *(1800,) * (blocks - 2))
+    for said in (lambda n: clock(1950) if n != 9 else None, lambda n: clock(1950 * (n != 9)), lambda n: None):
+        assert (found(said).block_mhz, found(said).block_top_mhz) == ((), ())
 
 
 def test_clocks_are_read_at_both_ends_of_each_placement(monkeypatch: pytest.MonkeyPatch) -> None:
