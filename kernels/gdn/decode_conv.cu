@@ -77,8 +77,9 @@ DEVICE void move_window(const u32* newer, const Channel& c, bool half) {
     mixed, a, b_raw, weight, a_log, dt_bias, conv_state, state, state_rows, arrived, o, scale, mixed_pitch, batch, hk, \
         hv, normalise, format
 
-// Grid (D / V_TILE, hv, batch). mixed [batch, channels], rows mixed_pitch elements apart, channels in the order
-// q [hk, D], k [hk, D], v [hv, D]; weight [channels, WIDTH]; arrived [batch, hk], zero before and after. BYTES, HINT: of the state, as in decode.cu.
+// Grid (D / V_TILE, hv, batch). mixed [batch, channels], rows mixed_pitch elements apart, channels in the order q
+// [hk, D], k [hk, D], v [hv, D]; weight [channels, WIDTH]; arrived [batch, hk], zero before and after. BYTES, HINT: of
+// the state, as in decode.cu.
 template <int D, int V_TILE, int WARPS, int BYTES, int HINT, int LATE>
 DEVICE void decode_conv(ARGUMENTS) {
     constexpr int VEC = 16 / BYTES, LV = V_TILE / VEC, RL = 32 / LV, R = D / (WARPS * RL), STEP = WARPS * RL;

@@ -41,8 +41,10 @@ constexpr int CONSUMERS = 2, THREADS = 128 * (CONSUMERS + 1);
 constexpr int K_BLOCKS = 2;       // of a stream-K iteration: one for each set of fragments
 constexpr int ACC = BLOCK_M / 2;  // accumulators of a thread
 constexpr unsigned X_BYTES = BLOCK_M * 128, W_BYTES = 8 * TILE_BYTES, STAGE_BYTES = X_BYTES + W_BYTES;
-constexpr int OUT_ROWS = GATED ? 32 : 64;      // of results, of a warpgroup: in rows of 128 bytes swizzled as x is,
-constexpr unsigned OUT_BYTES = BLOCK_M * 128;  // or in rows of 64 with that swizzle, which leave half of this
+// Results of a warpgroup: OUT_ROWS of each token, in rows of 128 bytes with the 128-byte swizzle, or of 64 bytes with
+// the 64-byte one, which leave half of the room.
+constexpr int OUT_ROWS = GATED ? 32 : 64;
+constexpr unsigned OUT_BYTES = BLOCK_M * 128;
 
 // Shared memory: x of all stages, results, weights of all stages, barriers.
 constexpr unsigned X = 0, OUT = STAGES * X_BYTES, W = OUT + CONSUMERS * OUT_BYTES;

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from kernels.common import Workload
+from kernels.nvfp4.gated import FROM as GATED_FROM
 from kernels.step.cases import bytes_of, model_of, new_tokens
 
 VALUES = {
@@ -32,7 +33,6 @@ WIDE, GEMV = ("all", "all_gemv"), ("alpha_beta_gemv", "all_gemv")
 W4A8_FROM = 17  # tokens, the fewest that the kernel of e4m3 products takes; with fewer they are as with w4a16
 SKINNY_TOKENS = 128  # the most of our kernels for alpha and beta, routers and the LM head
 NORMED_TOKENS = 8  # the most of the vector kernel, which may norm too
-GATED_FROM = 97  # tokens, the fewest of the kernel of many tokens that multiplies gate and up together
 MOST_CHAINED = 8  # tokens, of the kernel that is launched programmatically at every shape of the model
 
 
@@ -170,6 +170,7 @@ MANY_PACKED = replace(MANY, packing="all_gemv", qkv=True)
 MANY_ROUTER = replace(MANY_PACKED, gate_up=False, router="gemv")
 PROMPT = Config(convolution="fused")
 # What measured fastest, of `served_fastest`: by whether the model is a mixture, up to how many tokens of a decode step.
+# A mixture's prompts, and its steps of 33 to 128 tokens, have the dense model's levers unmeasured.
 DECODES = {
     False: (
         (1, replace(ENDS, qkv=True, norms="in_gemv")), (8, replace(ENDS, qkv=True)), (SKINNY_TOKENS, MANY_PACKED)

@@ -470,7 +470,7 @@ def _timed(
         tell(Stage("time", turn.name))
 
     hooks = sampling.Hooks(
-        clocks=backend.clocks, clock=backend.clocks_at_once, visiting=visiting,
+        clocks=backend.clocks, clocks_at_once=backend.clocks_at_once, visiting=visiting,
         stir=lambda arm: stir(bench, arm), place=place, between=between,
         visited=lambda arm: look(
             arm, sampling.runs_of_sets(arm, sampling.VISIT, arm.turn - sampling.VISIT), sampling.last_set(arm)

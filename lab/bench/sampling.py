@@ -268,16 +268,16 @@ class Hooks:
     """What happens around the samples; the defaults do nothing.
 
     visiting: before each visit, so that an error or a crash can be attributed. stir: before each visit too, outside of
-    what `rest` follows. clock: samples the clocks or says nothing, ahead of and behind each that is no warm-up, before
-    the rest. visited: behind each of these. place: before each placement but the first, with its number, to allocate
-    the arms anew. between: before each block, with the numbers of the placement and the block.
+    what `rest` follows. clocks_at_once: samples the clocks or says nothing, ahead of and behind each that is no
+    warm-up, before the rest. visited: behind each of these. place: before each placement but the first, with its
+    number, to allocate the arms anew. between: before each block, with the numbers of the placement and the block.
     """
 
     clocks: Callable[[], Any] = lambda: None
     sleep: Callable[[float], None] = time.sleep
     visiting: Callable[[Arm], None] = lambda arm: None
     stir: Callable[[Arm], None] = lambda arm: None
-    clock: Callable[[], Clocks | None] = lambda: None
+    clocks_at_once: Callable[[], Clocks | None] = lambda: None
     visited: Callable[[Arm], None] = lambda arm: None
     place: Callable[[int], None] = lambda number: None
     between: Callable[[int, int], None] = lambda number, block: None
@@ -334,9 +334,9 @@ def compare(
             read: list[Clocks] = []
             for arm in (*turn, *reversed(turn)):
                 with visit(arm):
-                    ahead = hooks.clock()
+                    ahead = hooks.clocks_at_once()
                     samples_us = timer.visit(arm, VISIT)
-                    read += filter(None, (ahead, hooks.clock()))
+                    read += filter(None, (ahead, hooks.clocks_at_once()))
                 hooks.visited(arm)
                 arm.samples_us += samples_us
                 arm.firsts.append(samples_us[0] / statistics.median(samples_us[1:]))

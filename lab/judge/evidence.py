@@ -294,7 +294,7 @@ def slowed(device: devices.Device, *rows: Measurement) -> Cap | None:
 
     At a constant clock of the memory no kernel slows down by more than its multiprocessors' clock. So a time t lies
     within [t / factor, t] of what it is without the cap, and a ratio within a factor either way, as either arm may be
-    the one that was slowed. The factor of a block is of the lowest clock that was read behind its visits; in rows
+    the one that was slowed. The factor of a block is of the lowest clock that was read around its visits; in rows
     without these, that of all blocks is of the lowest clock of all: it was read behind the warm-up of each placement,
     where arms ran without a rest and the clock is as low as it gets, and at its end. What was timed by the host is not
     concerned.

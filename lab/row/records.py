@@ -113,9 +113,9 @@ class Measurement(Provenance, frozen=True, kw_only=True, dict=True, tag=2):
     shape:           (placements, blocks a placement, samples a block); a block's samples are those of its two visits.
     samples:         every sample, us a call, as lab/row/samples.py encodes them, by placement, block and visit.
     again_samples:   the same of the control's second self (A/A), in the control's row.
-    block_mhz:       the lowest SM clock behind the visits of each block, of whichever arm, by placement and block.
-                     block_top_mhz, from 2026-11-29 on: the highest, and both ahead of the visits too. No verdict
-                     stands on it yet; how far two arms' clocks were apart is in it.
+    block_mhz:       the lowest SM clock behind the visits of each block, of whichever arm, by placement and block; in
+                     rows that have block_top_mhz, the highest, both are of the clocks ahead of the visits too. No
+                     verdict stands on the highest yet: it says how far two arms' clocks can have been apart.
     clock_pct:       largest disagreement of the harness's clock with the arm's own times, %.
     prepare_us:      wall time of the one-off repacking; prepared_bytes: memory it added, None where it is not seen.
     took_s:          wall time of the whole comparison, checks and all, of which every arm's row has the same.

@@ -383,7 +383,7 @@ def test_the_clocks_of_a_block_are_kept_and_their_reading_is_no_rest(monkeypatch
     def found(said: Callable[[int], Clocks | None]) -> Comparison:
         bench, number = Bench(steady, monkeypatch), itertools.count()
         arms = [Arm(name, lambda args, out: None, [(None, None)], calls=CALLS) for name in ("control", "candidate")]
-        how = Hooks(clocks=lambda: None, clock=lambda: said(next(number)), sleep=lambda s: None)
+        how = Hooks(clocks=lambda: None, clocks_at_once=lambda: said(next(number)), sleep=lambda s: None)
         return sampling.compare(arms, bench, seconds=0.0, rest=1.0, hooks=how, placements=2)
 
     def clock(mhz: int) -> Clocks:

@@ -124,6 +124,7 @@ def test_a_row_of_the_first_schema_stands_beside_new_ones(tmp_path: Path) -> Non
         ({"shape": (1, 2, 1)}, "two visits"),
         ({"block_mhz": (1980, 1965)}, "2 clocks and the shape"),
         ({"block_top_mhz": (1980,)}, "1 highest clocks of 0 blocks"),
+        ({"block_mhz": (1965,), "block_top_mhz": (1950,)}, "highest clock is below its lowest"),
         ({"placements": 2}, "placements"),
         ({"shape": (1, 0, 2)}, "shape"),
         ({"status": "error"}, '"median_us"'),

@@ -203,6 +203,10 @@ def test_a_tensor_map_says_what_its_caller_asked_for(monkeypatch: pytest.MonkeyP
     assert (calls[0][1].value, list(calls[0][4]), list(calls[0][6]), calls[0][9].value) == (9, [320, 7], [64, 64], 3)
     with pytest.raises(ValueError, match=r"promotion_bytes=32\b.*0, 64, 128, 256"):
         make(*given, promotion_bytes=32)
+    make(*given, box_bytes=64)
+    assert (list(calls[-1][6]), calls[-1][9].value) == ([32, 64], 2)  # the swizzle as wide as the box
+    with pytest.raises(ValueError, match=r"box_bytes=32\b.*64, 128"):
+        make(*given, box_bytes=32)
 
 
 @pytest.mark.parametrize("state", ["f32", "bf16"])

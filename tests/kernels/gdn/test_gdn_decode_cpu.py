@@ -524,3 +524,11 @@ def test_the_fetch_stands_before_the_loads_of_the_state() -> None:
         # Ahead: its own head, that further on, and that where its slot is empty.
         wanted = {0: "L+", 1: "UL+"}.get(variant.prefetch, "UL+UU")
         assert re.fullmatch(wanted, "".join(word[0] for word in order)), (variant.kernel, order)
+
+
+def test_mixed_rows_may_be_columns_of_wider_ones_and_not_every_other_column() -> None:
+    inputs = cases.inputs(cases._from_conv(cases._decode(2, (1, 2), dtype="bf16", D=64, state_dtype="f32")), 2, "cpu")
+    cuda_decode_conv.checked(inputs | {"mixed_qkv": F.pad(inputs["mixed_qkv"], (0, 48))[:, :-48]})
+    apart = inputs["mixed_qkv"].repeat_interleave(2, dim=1)[:, ::2]
+    with pytest.raises(ValueError, match="columns are adjacent"):
+        cuda_decode_conv.checked(inputs | {"mixed_qkv": apart})
