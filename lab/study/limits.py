@@ -1,4 +1,4 @@
-"""Our kernels between the floor and the fastest rival of the same run, at the workloads that their cards declare.
+"""Our kernels between the floor and the fastest rival of one run, at the workloads that their cards declare.
 
 A rival is what a user could run instead: a library's arm or a framework's own operator (families.Family.peers), of the
 candidate's precision where the candidate is 16 bits wide. Times are medians of one comparison, so both arms met the
@@ -41,7 +41,11 @@ class Lines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Limit:
-    """One workload of a card on one device: our row, the fastest rival's of its run, medians and floor in us."""
+    """One workload of a card on one device: medians and floor in us.
+
+    rival: of all that were timed beside ours, each in the newest run with both, the fastest relative to ours; and ours
+    of that run.
+    """
 
     card: str
     workload: str
@@ -78,14 +82,17 @@ def limits(card: phases.Card, device: str) -> list[Limit]:
         if not own or not known.knows(own[-1][0].pipe):
             continue
         own.sort(key=lambda pair: pair[0].run)
-        beside: dict[str, list[tuple[Measurement, float]]] = {}
-        for r, us in timed:
-            if r.workload_id == workload and r.name in peers and (own[-1][0].precision != WIDE or r.precision == WIDE):
-                beside.setdefault(r.run, []).append((r, us))
-        # A newer run that had no rival beside the same launch does not take an older one's place.
-        same = [pair for pair in own if pair[0].config == own[-1][0].config and pair[0].run in beside]
-        ours, ours_us = (same or own)[-1]
-        rival, rival_us = min(beside.get(ours.run, ()), key=lambda pair: pair[1], default=(None, None))
+        pairs: dict[str, tuple[Measurement, float, Measurement, float]] = {}  # by rival, the newest run with both
+        for ours, ours_us in own:
+            if ours.config != own[-1][0].config:
+                continue
+            for r, us in timed:
+                wide = ours.precision != WIDE or r.precision == WIDE
+                if r.run == ours.run and r.workload_id == workload and r.name in peers and wide:
+                    pairs[r.name] = ours, ours_us, r, us
+        # A run without a rival, or with a slower one, takes no other run's place.
+        hardest = min(pairs.values(), key=lambda pair: pair[3] / pair[1], default=None)
+        ours, ours_us, rival, rival_us = hardest or (*own[-1], None, None)
         found.append(Limit(card.id, workload, ours, ours_us, rival, rival_us, roofline.of_row(known, ours).floor_us))
     return found
 

@@ -133,7 +133,7 @@ def _write_family(out: Path, name: str, lines: Sequence[View]) -> None:
             times = [[p.times_as_fast for p in x if p.times_as_fast] for x in own]
             bars = [(x[0].card, ", ".join(rivals), of) for x, rivals, of in zip(own, names, times, strict=True)]
             written(out, f"families/{name}-{device}.svg", draw.svg(draw.rivals(bars, title)))
-            alt = f"{title}: ours and the fastest rival of the same run, by card"
+            alt = f"{title}: ours and the fastest rival, each pair of one run, by card"
             shown.append((device, own, f"{name}-{device}.svg", alt))
         with contextlib.suppress(BadInput):  # nothing was timed together there
             known = routes.worth(routes.table(name, device))

@@ -60,6 +60,17 @@ def test_the_fastest_rival_of_the_newest_run_with_a_correct_row_of_ours_counts(m
     assert found()[workload].times_as_fast == pytest.approx(point.times_as_fast / 2)
 
 
+def test_a_newer_run_with_a_slower_rival_alone_hides_no_faster_one(monkeypatch):
+    workload, point = next(iter(found().items()))
+    rows = store.rows("h200", CARD)
+    assert point.rival is not None
+    assert point.rival_us is not None
+    other = next(name for name in families.load(point.ours.family).peers if name != point.rival.name)
+    slow = structs.replace(point.rival, name=other, run="9999", median_us=2 * point.rival_us)
+    monkeypatch.setattr(store, "rows", lambda *_: [*rows, structs.replace(point.ours, run="9999"), slow])
+    assert found()[workload] == point
+
+
 def test_an_eight_bit_rival_is_none_of_a_sixteen_bit_kernel(monkeypatch):
     workload, point = next(iter(found().items()))
     rows = store.rows("h200", CARD)
