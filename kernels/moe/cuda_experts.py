@@ -49,7 +49,7 @@ class ExpertsConfig:
     share them. stages: of weights; h_stages: of h. teams: of math warps. routed: it makes the router's lists itself.
     h_rows: rows of a block that a stage of h has room for, where they are fewer than the block's. prefetch: items that
     each CTA prefetches into L2 while the router runs. most_tokens, x_rows: of a call that it has room for the choice
-    and for x of, where it routes itself. chained: for a place in a chain of programmatic launches.
+    and for x of, where it routes itself.
     """
 
     dtype: str
@@ -67,7 +67,6 @@ class ExpertsConfig:
     prefetch: int = 0
     most_tokens: int = BLOCK_TOKENS
     x_rows: int = 0
-    chained: bool = False
 
     @property
     def threads(self) -> int:
@@ -81,7 +80,7 @@ class ExpertsConfig:
         sizes |= {"hr": self.h_rows} if self.h_rows else {}
         sizes |= {"pf": self.prefetch} if self.prefetch else {}
         sizes |= {"t": self.most_tokens, "xs": self.x_rows} if self.routed else {}
-        form = "moe_experts" + "_routed" * self.routed + "_pdl" * self.chained
+        form = "moe_experts" + "_routed" * self.routed
         return "_".join((form, self.dtype, *(f"{name}{size}" for name, size in sizes.items())))
 
     @property
@@ -241,7 +240,6 @@ def source(config: ExpertsConfig, experts: int = 0) -> CudaSource:
     }  # fmt: skip
     if config.routed:
         macros |= {"ROUTED": 1, "EXPERTS": experts, "MOST_TOKENS": config.most_tokens, "X_ROWS": config.x_rows}
-    macros |= {"CHAINED": 1} if config.chained else {}
     if config.h_rows:
         macros["H_ROWS"] = config.h_rows
     if config.prefetch:
@@ -348,11 +346,10 @@ def _route(args: dict[str, Any], gate: Any, dtype: str, counters: int) -> None:
     )  # fmt: skip
 
 
-def run(args: dict[str, Any], out: Tensors, chained: bool = False) -> None:
+def run(args: dict[str, Any], out: Tensors) -> None:
     """y in one launch up to ROUTED_MAX tokens; else in two: choose and sort, then both products and the weighted sum.
 
-    chained: that one launch is programmatic, behind a kernel that writes x and logits at most. ValueError on a
-    mismatch.
+    ValueError on a mismatch.
     """
     x, logits, y, h = args["x"], args["logits"], out["y"], args["h"]
     element, (tokens, width) = hopper.ELEMENTS.get(x.dtype, ""), x.shape
@@ -368,13 +365,12 @@ def run(args: dict[str, Any], out: Tensors, chained: bool = False) -> None:
     gate = args["shared_gate"] if shared else cuda.i64(0)
     tiled = [args[name] for name in WEIGHTS[:4]]
     if config.routed:
-        config = replace(config, chained=chained)
         banks = args["banks"]
         counts = map(cuda.i32, (tokens, pairs, blocks, top_k, (len(banks) - 2) // 2))
         cuda.launch(
             cuda.load(source(config, experts), config.kernel, device, SHARED_BYTES), (config.grid,), config.threads,
             (x, *tiled, logits, gate, banks, h, args["parts"], y, *counts),
-            config.shared_bytes(tokens, pairs, blocks), programmatic=chained,
+            config.shared_bytes(tokens, pairs, blocks),
         )  # fmt: skip
         return
     _route(args, gate, element, blocks + config.groups)
@@ -391,12 +387,6 @@ def _refuses(workload: Workload) -> str:
     return refuses(*(workload[axis] for axis in ("T", "experts", "top_k", "H", "F", "shared")))
 
 
-def _refuses_chained(workload: Workload) -> str:
-    if chosen(workload).routed:
-        return _refuses(workload)
-    return f"T={workload['T']}, experts={workload['experts']}: the launch that routes for itself alone has this form"
-
-
 def chosen(workload: Workload, sms: int = SMS) -> ExpertsConfig:
     """What `run` launches for a workload."""
     tokens, width, inner, dtype, experts = (workload[axis] for axis in ("T", "H", "F", "dtype", "experts"))
@@ -408,11 +398,6 @@ def described(workload: Workload) -> str:
     """What `run` launches for a workload, and whether a router's launch is ahead of it."""
     config = chosen(workload)
     return str(config) if config.routed else f"{config} router_once"
-
-
-def described_chained(workload: Workload) -> str:
-    """As `described`."""
-    return str(replace(chosen(workload), chained=True))
 
 
 def work(workload: Workload, sms: int) -> Work:
@@ -440,7 +425,6 @@ CUDA_SOURCES = (
     *(source_of(tokens, 256, 2048, 512, "bf16") for tokens in (4, 8, 16, 32, 128)),
     *(source_of(tokens, 128, 2816, 704, "bf16") for tokens in (8, 128)),
     source_of(128, 256, 2048, 512, "fp16"),
-    *(source(replace(choose_config(tokens, 2048, 512, "bf16"), chained=True), 256) for tokens in (4, 8)),
     router_source(256, "bf16"),
 )
 
@@ -448,10 +432,5 @@ CANDIDATES = (
     Candidate(
         "cuda_experts", PRECISION, run, Needs(capability=(9, 0), packages=("cupy",)), prepare=prepare,
         refuses=_refuses, config=described, work=work,
-    ),
-    Candidate(
-        "cuda_experts_chained", PRECISION, functools.partial(run, chained=True),
-        Needs(capability=(9, 0), packages=("cupy",)), prepare=prepare, refuses=_refuses_chained,
-        config=described_chained, no_route="for the place in a step behind the kernel of its router",
     ),
 )  # fmt: skip

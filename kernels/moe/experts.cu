@@ -32,17 +32,13 @@
 // Macros: KERNEL (name), X_BF16 0/1 (type of x, h and y), WIDTH, INNER (of the model and of an expert; whole tiles of 64),
 // TEAMS 1/2, ROW_TILES 1/2/4, PARTS, STAGES (of weights), H_STAGES, ROUND_ITEMS (of a run, about), H_ROWS (8 where it is
 // not given; rows that a block has at most, in stages of h), ROUTED 0/1 (0), with it EXPERTS, MOST_TOKENS (up to 32) and
-// X_ROWS (the tokens that a call has at most, whose x there is room for), CHAINED 0/1 (0; for a place in a chain: the launch
-// behind may start at once, and the shared expert's weights are asked for before the launch ahead has ended), else PREFETCH
-// (0; with EXPERTS: items that each CTA prefetches into L2 while the router runs).
+// X_ROWS (the tokens that a call has at most, whose x there is room for), else PREFETCH (0; with EXPERTS: items that each
+// CTA prefetches into L2 while the router runs).
 #ifndef PREFETCH
 #define PREFETCH 0
 #endif
 #ifndef ROUTED
 #define ROUTED 0
-#endif
-#ifndef CHAINED
-#define CHAINED 0
 #endif
 #ifndef H_ROWS
 #define H_ROWS 8
@@ -261,18 +257,6 @@ DEVICE void prefetch_weights(const unsigned char* up, int pairs) {
 }
 #endif
 
-#if CHAINED
-// By one thread: this CTA's share of the shared expert's weights, into L2. All tokens have it, whatever the router says.
-DEVICE void prefetch_shared(const unsigned char* up, const unsigned char* down) {
-    for (int i = blockIdx.x; i < UP_ROWS; i += gridDim.x) {
-        tma_prefetch_1d(up + (static_cast<size_t>(EXPERTS) * UP_ROWS + i) * UP_BYTES, UP_BYTES);
-    }
-    for (int i = blockIdx.x; i < DOWN_ROWS; i += gridDim.x) {
-        tma_prefetch_1d(down + (static_cast<size_t>(EXPERTS) * DOWN_ROWS + i) * SLOT_BYTES, SLOT_BYTES);
-    }
-}
-#endif
-
 #if ROUTED
 constexpr int MOST_CHOSEN = 32;                          // a lane an expert of a token, and one for the shared one
 constexpr bool ONE_BLOCK = MOST_TOKENS <= BLOCK_TOKENS;  // an expert, and a warp a token
@@ -390,7 +374,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
            int most_blocks) {
 #endif
     DYNAMIC_SHARED(shared);
-    if constexpr (CHAINED) launch_dependent_grids();
     const u32 base = shared_address(shared);
     const int warp = warp_uniform(threadIdx.x / 32), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int worker = blockIdx.x, workers = gridDim.x;
@@ -416,9 +399,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     for (int i = threadIdx.x; i < sums_of_y; i += THREADS) of_y[i] = 0.0f;
 #if PREFETCH
     if (warp == PRODUCER && lane == 0) prefetch_weights(up, n_rows);
-#endif
-#if CHAINED
-    if (warp == PRODUCER && lane == 0 && shared_gate) prefetch_shared(up, down);
 #endif
     wait_on_dependent_grids();
 #if ROUTED

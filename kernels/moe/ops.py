@@ -27,7 +27,6 @@ FAMILY = "moe"
 EXACT = "nvfp4-w4a16"
 LADDER = tuple(1 << power for power in range(17))  # numbers of tokens that are asked for
 MOVING = ("x", "logits")
-CHAINED = "cuda_experts_chained"
 ROW_TILES = "row tiles"  # the layout that both kernels in CUDA C++ read
 
 
@@ -85,9 +84,8 @@ class Layer(torch.nn.Module):
 
     weights: gate_up_packed, gate_up_scale, gate_up_tensor_scale, down_..., and with a shared expert shared_... and
     shared_gate, as in the package's docstring; top_k: experts of a token; dtype: of x and y, bf16 or fp16; tokens: the
-    least and the most rows of x; chained: in the kernel's programmatic form, where it has one. Raises ValueError for
-    weights that do not belong together and where no kernel takes the shape; a call raises it for more tokens, and for x
-    or logits of another type or width.
+    least and the most rows of x. Raises ValueError for weights that do not belong together and where no kernel takes
+    the shape; a call raises it for more tokens, and for x or logits of another type or width.
     """
 
     def __init__(
@@ -98,7 +96,6 @@ class Layer(torch.nn.Module):
         dtype: torch.dtype = torch.bfloat16,
         tokens: tuple[int, int] = (1, 8192),
         workspace: Workspace = SHARED,
-        chained: bool = False,
     ) -> None:
         super().__init__()
         up, down = weights["gate_up_packed"], weights["down_packed"]
@@ -115,8 +112,6 @@ class Layer(torch.nn.Module):
         self.plans = operators.Plans()
         shape = (self.experts, top_k, self.width, inner, shared)
         chosen = segments(*shape, dtype, up.device, tokens)
-        if chained:
-            chosen = tuple((last, CHAINED if name == "cuda_experts" else name) for last, name in chosen)
         packed, copies = {}, dict[str, Tensors]()
         for name, last in {name: last for last, name in chosen}.items():  # once, for the most tokens of each
             x = torch.empty(last, self.width, dtype=dtype, device="meta")
@@ -163,9 +158,7 @@ def _packed(
     else:
         from kernels.moe import cuda_experts, cuda_many
 
-        of_one_layout = {
-            "cuda_experts": cuda_experts, CHAINED: cuda_experts, "cuda_experts_many": cuda_many,
-        }.get(name)  # fmt: skip
+        of_one_layout = {"cuda_experts": cuda_experts, "cuda_experts_many": cuda_many}.get(name)
         if of_one_layout:
             if ROW_TILES not in copies:
                 copies[ROW_TILES] = cuda_experts.weights(weights, x.dtype)

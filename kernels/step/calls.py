@@ -128,8 +128,6 @@ def _ahead(workload: Workload, config: Config, gdn: int) -> list[Call]:
     """What comes before a kernel's turn, taken away: its launch, and states or old tokens from memory."""
     whole, attention = parts(workload, config.precision), model_of(workload).kinds.count("attention")
     found = []
-    if config.chained_experts:
-        found.append(Call("ahead", -model_of(workload).layers, cost=NOTHING))
     if config.chained_attention:
         found.append(Call("ahead", -attention, cost=Cost(0.0, whole["attention"].bytes / attention)))
     if config.ahead == "state":

@@ -45,7 +45,6 @@ class Config:
                 product fetches weights (products, small kernels and the recurrence).
     ahead:      what a chained recurrence asks L2 for before it waits: nothing, or its states.
     chained_attention: attention is launched programmatically too, and loads old tokens before it waits.
-    chained_experts: of a mixture's few tokens, the experts' one launch too, and it asks for the shared one's weights.
     recurrence: convolution, gates and delta rule of a decode step in one launch, or in three.
     state:      the recurrent state read and written at its row; gathered first and written there (LP10); gathered,
                 updated in scratch and copied back (LP9).
@@ -76,7 +75,6 @@ class Config:
     launch: str = "waiting"
     ahead: str = "none"
     chained_attention: bool = False
-    chained_experts: bool = False
     recurrence: str = "fused"
     state: str = "by_id"
     scan: str = "routed"
@@ -103,9 +101,8 @@ class Config:
             raise ValueError(
                 f'state="{self.state}" with recurrence="fused": one launch reads states by id; use "apart"'
             )
-        held = self.chained_attention or self.chained_experts
-        if (self.ahead != "none" or held) and self.launch != "chained":
-            raise ValueError('ahead or chained_... without launch="chained": chain the others, too')
+        if (self.ahead != "none" or self.chained_attention) and self.launch != "chained":
+            raise ValueError('ahead or chained_attention without launch="chained": chain the others, too')
         if self.launch == "chained" and self.products != "w4a16":
             raise ValueError('launch="chained" with products="w4a8": only the w4a16 kernel has that form; take one')
         if self.gated and (self.gate_up or self.scratch or self.products != "w4a16"):
@@ -141,7 +138,7 @@ class Config:
             return f"{self}: a lever of dense layers, {workload['model']} has experts"
         if self.norms == "in_gemv" and model_of(workload).experts and self.router != "gemv":
             return f"{self}: of a mixture, together with router=gemv alone"
-        if (self.router == "gemv" or self.chained_experts) and not model_of(workload).experts:
+        if self.router == "gemv" and not model_of(workload).experts:
             return f"{self}: a lever of mixtures, {workload['model']} is dense"
         if room is not None and needed > room:
             where = f"{len(new)} sequences of {workload['ctx'] + max(new)} tokens, {workload['layers']} layers"
@@ -167,13 +164,16 @@ ENDS = replace(PACKED, ahead="state", chained_attention=True, ends="fused")
 MANY = Config(packing="alpha_beta_gemv", gate_up=True, ends="fused")
 ROUTER = replace(ENDS, gated=False, router="gemv")  # of a mixture, which has no dense gate and up
 MANY_PACKED = replace(MANY, packing="all_gemv", qkv=True)
+MANY_GATED = replace(MANY_PACKED, gate_up=False, gated=True)
 MANY_ROUTER = replace(MANY_PACKED, gate_up=False, router="gemv")
 PROMPT = Config(convolution="fused")
+PROMPT_GATED = replace(PROMPT, gated=True)
 # What measured fastest, of `served_fastest`: by whether the model is a mixture, up to how many tokens of a decode step.
 # A mixture's prompts, and its steps of 33 to 128 tokens, have the dense model's levers unmeasured.
 DECODES = {
     False: (
-        (1, replace(ENDS, qkv=True, norms="in_gemv")), (8, replace(ENDS, qkv=True)), (SKINNY_TOKENS, MANY_PACKED)
+        (1, replace(ENDS, qkv=True, norms="in_gemv")), (8, replace(ENDS, qkv=True)), (GATED_FROM - 1, MANY_PACKED),
+        (SKINNY_TOKENS, MANY_GATED),
     ),
     True: ((8, replace(ROUTER, norms="in_gemv")), (SKINNY_TOKENS, MANY_ROUTER)),
 }  # fmt: skip
@@ -203,18 +203,17 @@ NAMED = {
     "served_few_qkv": replace(ENDS, qkv=True),
     "served_few_replayed": replace(ENDS, replayed=True),
     "served_few_router": ROUTER,
-    "served_few_experts": replace(ROUTER, chained_experts=True),
     "served_few_router_norms": replace(ROUTER, norms="in_gemv"),
     "served_replayed": Config(replayed=True),
     "served_replayed_waits": Config(replayed=True, waits=True),
     "served_many": MANY,  # what gains at many sequences
     "served_many_packed": MANY_PACKED,
-    "served_many_gated": replace(MANY_PACKED, gate_up=False, gated=True),
+    "served_many_gated": MANY_GATED,
     "served_many_router": MANY_ROUTER,
     "served_fused_scan": Config(scan="fused"),
     "served_split_scan": Config(scan="split"),
     "served_prompt_conv": PROMPT,
-    "served_prompt_gated": replace(PROMPT, gated=True),
+    "served_prompt_gated": PROMPT_GATED,
     "served_w4a8_conv": Config(products="w4a8", convolution="fused"),
     # The staircase: each has the levers of those before it; the last is `served`.
     "stock": Config(recurrence="apart", state="copied", per_sequence=True),
@@ -229,7 +228,7 @@ STAIRCASE = ("stock", "stock_in_place", "stock_by_id", "stock_2d", "served")
 def fastest(lengths: Sequence[int], mixture: bool) -> Config:
     """Of `served_fastest`, for sequences of so many new tokens."""
     if max(lengths) > 1:
-        return PROMPT
+        return PROMPT if mixture or sum(lengths) < GATED_FROM else PROMPT_GATED
     return next((config for most, config in DECODES[mixture] if sum(lengths) <= most), USUAL)
 
 

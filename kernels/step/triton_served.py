@@ -173,8 +173,7 @@ def prepare(inputs: Tensors, config: Config | None = USUAL) -> Args:
     tokens = int(inputs["cu_seqlens"][-1])
     top_k = int(inputs.get("top_k", 0))
     args["mixtures"] = {
-        at: moe_ops.Layer(own, top_k=top_k, tokens=(tokens, tokens), chained=config.chained_experts)
-        for at, own in wiring.mixtures(inputs).items()
+        at: moe_ops.Layer(own, top_k=top_k, tokens=(tokens, tokens)) for at, own in wiring.mixtures(inputs).items()
     }
     args["gated"] = {}
     for key in [key for key in inputs if config.gated and key.endswith("gate_proj.weight_packed")]:

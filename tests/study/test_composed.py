@@ -52,7 +52,7 @@ PARTS = {  # of the step that a card's lever changes, in the model
     "step-prompt-conv": {"gdn", "launches"}, "step-prompt-gated": {"ffn", "activation", "launches"},
     "step-many-gated": {"activation", "launches"},
     "step-limit-prompt-w4a8": {"gdn", "launches"},
-    "step-35b-experts": {"launches"}, "step-few-norms": {"launches"}, "step-35b-norms": {"launches"},
+    "step-few-norms": {"launches"}, "step-35b-norms": {"launches"},
     "step-35b-few": {"gdn products", "attention products", "ahead", "head", "launches"},
     "step-im5": {"launches", "copies"}, "step-alpha-beta": {"launches"},
     "step-im5-packed": {"gdn products", "launches", "copies"},

@@ -67,29 +67,6 @@ def test_the_kernel_runs_on_a_cpu(
 
 
 @needs_compiler
-@pytest.mark.parametrize(("workload", "sms"), [(ONE, 5), (TWO, 3), (ZIPF, 4)])
-def test_a_chained_launch_asks_for_the_shared_expert_alone_before_it_waits(
-    monkeypatch: pytest.MonkeyPatch, workload: Workload, sms: int
-) -> None:
-    assert right(Simulated(monkeypatch, sms, **ROUTED), workload, chained=True)
-
-
-@needs_compiler
-@pytest.mark.parametrize(
-    "change",
-    [
-        ("    wait_on_dependent_grids();\n", ""),
-        ("EXPERTS) * UP_ROWS + i) * UP_BYTES, UP_BYTES", "EXPERTS) * UP_ROWS + i + 1) * UP_BYTES, UP_BYTES"),
-        ("i < DOWN_ROWS; i += gridDim.x", "i < DOWN_ROWS; i += 2 * gridDim.x"),
-    ],
-)
-def test_the_simulation_sees_mistakes_of_a_chained_launch(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
-    simulated = Simulated(monkeypatch, 3, **ROUTED)
-    simulated.changes = {cuda_experts.SOURCE: change}
-    assert not unless_stopped(lambda: right(simulated, TWO, chained=True))
-
-
-@needs_compiler
 @pytest.mark.parametrize(("tokens", "width", "inner", "sms"), [(12, 576, 192, 9), (9, 1088, 576, 17)])
 @pytest.mark.parametrize("levers", [{}, TWO_TEAMS], ids=["one team", "two teams"])
 def test_the_kernel_walks_several_tiles_of_k(monkeypatch, tokens, width, inner, sms, levers):

@@ -91,32 +91,11 @@ extern "C" void simulated(const unsigned char* x, const unsigned char* up, const
   given = {x, up, down, up_scale, down_scale, logits, gate, state, h, parts, y, tokens, n_rows, most_blocks, top_k,
            bank};
   const int lists = ROW_TILES * tokens * 64 + 8 * (n_rows + most_blocks);
-#if CHAINED
-  static u32 asked;
-  asked = 0;
-  static const auto early = [](const void* from, u32) {
-    if (!cpu.now->waited) stop("a read of what the kernel ahead may write");
-  };
-  on_async_read = early;
-  on_read = early;
-  on_prefetch = [](const void* from, u32 bytes) {
-    const auto inside = [&](const unsigned char* weights, u64 each) {
-      const auto first = weights + EXPERTS * each, at = (const unsigned char*)from;
-      return at >= first && at + bytes <= first + each;
-    };
-    if (cpu.now->waited) stop("prefetches what it could have had before");
-    if (!inside(given.up, UP_ROWS * UP_BYTES) && !inside(given.down, DOWN_ROWS * SLOT_BYTES)) stop("another expert's");
-    asked += bytes;
-  };
-#endif
   if (threads != THREADS) why_stopped = "other threads than the kernel's";
   else if (bytes < (int)LISTS + lists) why_stopped = "less shared memory than the kernel takes";
   else if (bank < most_blocks + GROUPS) why_stopped = "fewer counters than the kernel takes";
   else launch_on_cpu({.grid = {grid, 1, 1}, .threads = THREADS, .at_once = grid, .shared_bytes = (u32)bytes,
                       .seed = seed, .backwards = seed % 3 == 1, .uneven = seed % 2 == 1}, entry);
-#if CHAINED
-  if (asked != (gate ? UP_ROWS * UP_BYTES + DOWN_ROWS * SLOT_BYTES : 0)) why_stopped = "not all of the shared expert";
-#endif
 }
 """
 
@@ -182,7 +161,7 @@ def sorted_choice(
     return rows, blocks
 
 
-def right(simulated: Simulated, workload: Workload, seeds: int = 2, chained: bool = False) -> bool:
+def right(simulated: Simulated, workload: Workload, seeds: int = 2) -> bool:
     """Whether y is within tolerance and the same to the bit for every order of threads and in a second call."""
     given = cases.inputs(workload, 1)
     for name in given:
@@ -195,7 +174,7 @@ def right(simulated: Simulated, workload: Workload, seeds: int = 2, chained: boo
     for seed in range(seeds):
         simulated.seed = seed
         out = cases.outputs(workload, given)
-        cuda_experts.run(kept, out, chained)
+        cuda_experts.run(kept, out)
         first = out["y"] if first is None else first
         if not (compare("y", out["y"], wanted, limit).ok and torch.equal(first, out["y"])):
             return False

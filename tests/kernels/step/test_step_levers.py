@@ -19,7 +19,7 @@ import torch
 from kernels.common import Tensors, has_triton, interpreted
 from kernels.kv import format as kv_format
 from kernels.step import cases, torch_eager, wiring
-from kernels.step.config import NAMED, PROMPT, STAIRCASE, Config, fastest, memory, of
+from kernels.step.config import NAMED, PROMPT, PROMPT_GATED, STAIRCASE, Config, fastest, memory, of
 from lab.base.errors import REPOSITORY
 from lab.check import accuracy, families
 
@@ -39,7 +39,7 @@ SAME = {  # lever: what it must equal bit for bit
     "stock_by_id": "stock", "stock_2d": "served_apart", "served_per_sequence": "served", "served_alpha_beta": "served",
     "served_packed": "served", "served_few_packed": "served_few_gated", "served_gate_up": "served",
     "served_few_state": "served_few_packed", "served_few_attention": "served_few_packed",
-    "served_few_experts": "served_few_router", "served_few_router_norms": "served_few_router",
+    "served_few_router_norms": "served_few_router",
     "served_few_norms": "served_few_ends",
     "served_few_qkv": "served_few_ends",
     "served_all_logits": "served", "served_scratch": "served",
@@ -73,7 +73,7 @@ def test_a_lever_is_a_step(name: str) -> None:
 
 @needs_triton
 @pytest.mark.slow  # two steps in Triton's interpreter for each; that a lever is a step at all is quick
-@pytest.mark.parametrize("workload", [DECODE, MIXED, MIXTURE], ids=lambda w: w.id)
+@pytest.mark.parametrize("workload", [DECODE, MIXED], ids=lambda w: w.id)
 @pytest.mark.parametrize(("name", "control"), SAME.items())
 def test_what_a_lever_must_not_change_has_the_same_bits(name: str, control: str, workload: Any) -> None:
     if Config().refuses(workload) or NAMED[name].refuses(workload):
@@ -97,9 +97,10 @@ def test_the_fastest_step_has_the_levers_of_its_number_of_tokens(workload: Any) 
 
 
 def test_which_levers_are_fastest_is_asked_of_tokens() -> None:
-    found = [str(fastest([1] * n, mixture=False)) for n in (1, 2, 8, 9, 128, 129)]
-    assert found[0] != found[1] == found[2] != found[3] == found[4] != found[5] == "served"
-    assert fastest([1, 2], mixture=False) == fastest([2048], mixture=True) == PROMPT
+    found = [str(fastest([1] * n, mixture=False)) for n in (1, 2, 8, 9, 96, 97, 128, 129)]
+    assert found[0] != found[1] == found[2] != found[3] == found[4] != found[5] == found[6] != found[7] == "served"
+    assert fastest([1, 2], mixture=False) == fastest([96], mixture=False) == fastest([2048], mixture=True) == PROMPT
+    assert fastest([97], mixture=False) == fastest([1, 96], mixture=False) == PROMPT_GATED
     assert fastest([1], mixture=True) != fastest([1], mixture=False)
     for workload in cases.WORKLOADS:
         assert of("served_fastest", workload).refuses(workload) == "", workload.id
@@ -465,7 +466,7 @@ def test_levers_that_exclude_each_other_are_refused_in_one_line(levers: Any, nam
     assert all(word in said for word in named)
 
 
-@pytest.mark.parametrize("lever", [{"ahead": "state"}, {"chained_attention": True}, {"chained_experts": True}])
+@pytest.mark.parametrize("lever", [{"ahead": "state"}, {"chained_attention": True}])
 def test_a_place_in_the_chain_needs_the_chain(lever: Any) -> None:
     assert Config(launch="chained", **lever)
     with pytest.raises(ValueError, match='without launch="chained": chain the others'):
@@ -476,7 +477,6 @@ def test_a_place_in_the_chain_needs_the_chain(lever: Any) -> None:
     ("name", "at", "said"),
     [
         ("served_few_router", "decode_q36-27b_l16_npl1_ctx1024", "a lever of mixtures"),
-        ("served_few_experts", "decode_q36-27b_l16_npl1_ctx1024", "a lever of mixtures"),
         ("served_few_norms", "decode_q36-35b-a3b_l20_npl1_ctx1024", "a lever of dense layers"),
         ("served_many", "prefill_q36-27b_l8_npl1_t512_ctx0", "512 tokens, 128 are the most"),
         ("served_few_ends", "decode_q36-27b_l16_npl32_ctx1024", "the kernel with that form takes 8"),
