@@ -169,7 +169,7 @@ MANY_ROUTER = replace(MANY_PACKED, gate_up=False, router="gemv")
 PROMPT = Config(convolution="fused")
 PROMPT_GATED = replace(PROMPT, gated=True)
 # What measured fastest, of `served_fastest`: by whether the model is a mixture, up to how many tokens of a decode step.
-# A mixture's prompts, and its steps of 33 to 128 tokens, have the dense model's levers unmeasured.
+# A mixture's prompts have the dense model's convolution unmeasured.
 DECODES = {
     False: (
         (1, replace(ENDS, qkv=True, norms="in_gemv")), (8, replace(ENDS, qkv=True)), (GATED_FROM - 1, MANY_PACKED),
