@@ -168,6 +168,7 @@ MANY_GATED = replace(MANY_PACKED, gate_up=False, gated=True)
 MANY_ROUTER = replace(MANY_PACKED, gate_up=False, router="gemv")
 PROMPT = Config(convolution="fused")
 PROMPT_GATED = replace(PROMPT, gated=True)
+PROMPT_PACKED = replace(PROMPT_GATED, packing="all", qkv=True)
 # What measured fastest, of `served_fastest`: by whether the model is a mixture, up to how many tokens of a decode step.
 # A mixture's prompts have the dense model's convolution unmeasured.
 DECODES = {
@@ -214,6 +215,7 @@ NAMED = {
     "served_split_scan": Config(scan="split"),
     "served_prompt_conv": PROMPT,
     "served_prompt_gated": PROMPT_GATED,
+    "served_prompt_packed": PROMPT_PACKED,
     "served_w4a8_conv": Config(products="w4a8", convolution="fused"),
     # The staircase: each has the levers of those before it; the last is `served`.
     "stock": Config(recurrence="apart", state="copied", per_sequence=True),

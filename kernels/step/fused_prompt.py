@@ -24,7 +24,7 @@ TAPS = 4
 
 @triton.jit
 def prompt_conv_kernel(
-    mixed_ptr,  # [tokens, C], C = (2 Hk + Hv) D
+    mixed_ptr,  # [tokens, C] of rows `pitch` apart, C = (2 Hk + Hv) D
     weight_ptr,  # [C, TAPS]
     conv_ptr,  # [rows, TAPS - 1, C]: what lies before each sequence, oldest first
     rows_ptr,  # i32 [tokens]: the token's sequence's row
@@ -33,6 +33,7 @@ def prompt_conv_kernel(
     k_ptr,  # [tokens, Hk, D]
     v_ptr,  # [tokens, Hv, D]
     tokens,
+    pitch,
     C,
     Hk,
     Hv,
@@ -51,7 +52,7 @@ def prompt_conv_kernel(
         back = TAPS - 1 - tap
         inside = here & (place >= back)
         new = tl.load(
-            mixed_ptr + (token - back).to(tl.int64)[:, None] * C + c[None, :], mask=inside[:, None], other=0.0
+            mixed_ptr + (token - back).to(tl.int64)[:, None] * pitch + c[None, :], mask=inside[:, None], other=0.0
         )
         old = tl.load(
             conv_ptr + (row * (TAPS - 1) + place + tap)[:, None] * C + c[None, :],
@@ -72,10 +73,11 @@ def prompt_conv_kernel(
 
 @triton.jit
 def conv_state_kernel(
-    mixed_ptr,  # [tokens, C]
+    mixed_ptr,  # [tokens, C] of rows `pitch` apart
     conv_ptr,  # [rows, TAPS - 1, C]
     state_rows_ptr,  # i32 [sequences]
     bounds_ptr,  # i32 [sequences + 1]
+    pitch,
     C,
     TAPS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -91,7 +93,7 @@ def conv_state_kernel(
         pool + source[:, None] * C + c[None, :], mask=(is_row & (source < TAPS - 1))[:, None] & held[None, :], other=0.0
     )
     new = tl.load(
-        mixed_ptr + (first + source - (TAPS - 1)).to(tl.int64)[:, None] * C + c[None, :],
+        mixed_ptr + (first + source - (TAPS - 1)).to(tl.int64)[:, None] * pitch + c[None, :],
         mask=(is_row & (source >= TAPS - 1))[:, None] & held[None, :], other=0.0,
     )  # fmt: skip
     tl.store(pool + kept[:, None] * C + c[None, :], old + new, mask=is_row[:, None] & held[None, :])
@@ -103,19 +105,19 @@ def convolved(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """q, k [tokens, Hk, D] and v [tokens, Hv, D] of mixed [tokens, C], packed sequences whose last rows conv keeps.
 
-    weight: [C, TAPS]; conv: [pool's rows, TAPS - 1, C]; rows, places: int32 of each token; state_rows, bounds: int32 of
-    each sequence.
+    mixed: may be columns of a wider tensor; weight: [C, TAPS]; conv: [pool's rows, TAPS - 1, C]; rows, places: int32 of
+    each token; state_rows, bounds: int32 of each sequence.
     """
-    (tokens, channels), mixed = mixed.shape, mixed.contiguous()
+    (tokens, channels), pitch = mixed.shape, mixed.stride(0)
     q, k = (torch.empty(tokens, heads_k, dim, dtype=mixed.dtype, device=mixed.device) for _ in range(2))
     v = torch.empty(tokens, heads_v, dim, dtype=mixed.dtype, device=mixed.device)
     prompt_conv_kernel[(2 * heads_k + heads_v, triton.cdiv(tokens, T_BLOCK))](
-        mixed, weight, conv, rows, places, q, k, v, tokens, channels, heads_k, heads_v, D=dim, T_BLOCK=T_BLOCK,
+        mixed, weight, conv, rows, places, q, k, v, tokens, pitch, channels, heads_k, heads_v, D=dim, T_BLOCK=T_BLOCK,
         TAPS=TAPS, INTERPRETED=interpreted(), num_warps=4,
     )  # fmt: skip
     block = 1024
     conv_state_kernel[(len(state_rows), triton.cdiv(channels, block))](
-        mixed, conv, state_rows, bounds, channels, TAPS=TAPS, BLOCK=block, num_warps=4
+        mixed, conv, state_rows, bounds, pitch, channels, TAPS=TAPS, BLOCK=block, num_warps=4
     )
     return q, k, v
 
@@ -136,11 +138,11 @@ def builds(capability: int) -> tuple[Build, ...]:
     return (
         build(
             "prompt_conv 10240", prompt_conv_kernel,
-            "mixed:bf16 weight:bf16 conv:bf16 rows:i32 places:i32 q:bf16 k:bf16 v:bf16", ("tokens", "C", "Hk", "Hv"), 4,
-            D=128, T_BLOCK=T_BLOCK, TAPS=TAPS,
+            "mixed:bf16 weight:bf16 conv:bf16 rows:i32 places:i32 q:bf16 k:bf16 v:bf16",
+            ("tokens", "pitch", "C", "Hk", "Hv"), 4, D=128, T_BLOCK=T_BLOCK, TAPS=TAPS,
         ),
         build(
-            "conv_state 10240", conv_state_kernel, "mixed:bf16 conv:bf16 state_rows:i32 bounds:i32", ("C",), 4,
+            "conv_state 10240", conv_state_kernel, "mixed:bf16 conv:bf16 state_rows:i32 bounds:i32", ("pitch", "C"), 4,
             TAPS=TAPS, BLOCK=1024,
         ),
     )  # fmt: skip

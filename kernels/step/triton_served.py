@@ -75,7 +75,7 @@ def delta_rule(
         cuda_decode_conv.launch(given, {"o": o, "state": state, "conv_state": conv}, form=form)
         return o
     heads_k = (mixed.shape[1] // dim - heads_v) // 2
-    rows = args["state_rows"].long()
+    rows = following(args["rows"]) or args["state_rows"].long()
     if args["config"].convolution == "fused":
         heads = fused_prompt.convolved(
             mixed, args[f"{at}conv_weight"], conv, args["row_of"], args["place_of"], args["state_rows"],
@@ -92,6 +92,12 @@ def delta_rule(
     state[rows] = final_state.to(state.dtype)
     flat: torch.Tensor = o.flatten(0, 1)
     return flat
+
+
+def following(rows: Sequence[int]) -> slice | None:
+    """Of rows of a pool that follow each other, which are a view; others are gathered and scattered."""
+    first, count = rows[0], len(rows)
+    return slice(first, first + count) if list(rows) == list(range(first, first + count)) else None
 
 
 def _convolved(args: Args, at: str, mixed: torch.Tensor, conv: torch.Tensor) -> torch.Tensor:

@@ -50,6 +50,7 @@ PARTS = {  # of the step that a card's lever changes, in the model
     "step-many": {"ffn", "head", "launches"},
     "step-35b-many": {"head", "launches", "gdn products", "attention products"},
     "step-prompt-conv": {"gdn", "launches"}, "step-prompt-gated": {"ffn", "activation", "launches"},
+    "step-prompt-packed": {"gdn products", "attention products", "copies"},
     "step-many-gated": {"activation", "launches"},
     "step-limit-prompt-w4a8": {"gdn", "launches"},
     "step-few-norms": {"launches"}, "step-35b-norms": {"launches"},

@@ -377,7 +377,8 @@ def test_a_prompts_convolution_is_the_plain_one(lengths: tuple[int, ...]) -> Non
 
     drawn, (heads_k, heads_v, dim) = torch.Generator().manual_seed(len(lengths)), (2, 3, 32)
     channels, total = (2 * heads_k + heads_v) * dim, sum(lengths)
-    mixed = torch.randn(total, channels, generator=drawn).to(DEVICE, torch.bfloat16)
+    wider = torch.randn(total, channels + 16, generator=drawn).to(DEVICE, torch.bfloat16)
+    mixed = wider[:, :channels]  # as of a product with z
     weight = torch.randn(channels, 4, generator=drawn).to(DEVICE, torch.bfloat16)
     conv = torch.randn(len(lengths) + 1, 3, channels, generator=drawn).to(DEVICE, torch.bfloat16)
     pool_rows = torch.arange(len(lengths), 0, -1, dtype=torch.int32, device=DEVICE)
@@ -407,6 +408,24 @@ def test_a_prompts_convolution_is_the_plain_one(lengths: tuple[int, ...]) -> Non
     decay = -rate.double().exp() * torch.nn.functional.softplus(a.double() + bias.double())
     assert torch.allclose(g.double(), decay, rtol=1e-5, atol=1e-6)
     assert torch.allclose(beta.double(), b.double().sigmoid(), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("rows", [[2, 3], [3, 2], [0, 2], [1]], ids=str)
+def test_a_prompts_states_are_at_their_rows(rows: list[int]) -> None:
+    from kernels.step.triton_served import delta_rule
+
+    dim, pool, tokens = 8, 5, 3 * len(rows)
+    state = torch.arange(pool, dtype=torch.float32).view(pool, 1, 1, 1).expand(pool, 1, dim, dim).clone()
+    conv, before = torch.zeros(pool, 3, 3 * dim, dtype=torch.bfloat16), state.clone()
+    spans = [(3 * n, 3 * n + 3) for n in range(len(rows))]
+    args = {"decode": False, "equal": True, "config": Config(), "rows": rows, "spans": spans}
+    args |= {"state_rows": torch.tensor(rows, dtype=torch.int32), "A_log": torch.zeros(1), "dt_bias": torch.zeros(1)}
+    args |= {"conv1d.weight": torch.ones(3 * dim, 1, 4, dtype=torch.bfloat16)}
+    args |= {"prompt": lambda q, k, v, g, b, first: (torch.zeros_like(v), first * 10 + 1)}
+    a = torch.zeros(tokens, 1, dtype=torch.bfloat16)
+    delta_rule(args, "", torch.zeros(tokens, 3 * dim, dtype=torch.bfloat16), a, a, state, conv)
+    before[rows] = before[rows] * 10 + 1
+    assert torch.equal(state, before)
 
 
 @needs_triton
