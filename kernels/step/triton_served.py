@@ -95,7 +95,7 @@ def delta_rule(
 
 
 def following(rows: Sequence[int]) -> slice | None:
-    """Of rows of a pool that follow each other, which are a view; others are gathered and scattered."""
+    """A pool's rows as a slice, which is a view, where they follow each other; None: to be gathered and scattered."""
     first, count = rows[0], len(rows)
     return slice(first, first + count) if list(rows) == list(range(first, first + count)) else None
 
