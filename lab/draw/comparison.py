@@ -69,7 +69,9 @@ def arms(groups: Sequence[Group], title: str) -> Figure:
             axes.errorbar([ratio], [y], xerr=[[half], [half]], fmt=marker, ms=6, color=colour, mfc=ground, lw=1.0,
                           capsize=2, label=name)  # fmt: skip
         candidate = next((s for s in group.sides if s.role == "candidate"), None)
-        words = f"{control.us:.4g} us" + (f" to {candidate.us:.4g} us" if candidate else f", {NOT_MEASURED}")
+        words = f"{style.number(control.us)} us" + (
+            f" to {style.number(candidate.us)} us" if candidate else f", {NOT_MEASURED}"
+        )
         style.outside(axes, words, y, 8.5)
     low, high = min(seen) / 1.15, max(seen) * 1.15
     axes.set_xlim(low, high)

@@ -151,7 +151,7 @@ def bars(
         own = name != NOT_ATTRIBUTED
         axes.barh(i, value, height=0.66, color=style.BLUE if own else style.CARD, hatch="" if own else "////",
                   edgecolor=style.BLUE if own else style.SOFT, linewidth=0.8)  # fmt: skip
-        style.beside(axes, f"{value:,.4g} {unit} ({value / whole:.1%})", (value, i), 5)
+        style.beside(axes, f"{style.number(value)} {unit} ({value / whole:.1%})", (value, i), 5)
     style.rows(axes, [name for name, _ in rows])
     axes.invert_yaxis()
     axes.set_xlim(0, max(value for _, value in rows) * 1.32)

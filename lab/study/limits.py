@@ -87,8 +87,8 @@ def limits(card: phases.Card, device: str) -> list[Limit]:
             if ours.config != own[-1][0].config:
                 continue
             for r, us in timed:
-                wide = ours.precision != WIDE or r.precision == WIDE
-                if r.run == ours.run and r.workload_id == workload and r.name in peers and wide:
+                beside = r.run == ours.run and r.workload_id == workload and r.name in peers
+                if beside and (ours.precision != WIDE or r.precision == WIDE):
                     pairs[r.name] = ours, ours_us, r, us
         # A run without a rival, or with a slower one, takes no other run's place.
         hardest = min(pairs.values(), key=lambda pair: pair[3] / pair[1], default=None)

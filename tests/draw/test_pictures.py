@@ -220,6 +220,8 @@ def test_arms_tell_what_is_missing() -> None:
     said = words(figure)
     assert {"10 us to 5 us", "control: old", "candidate: new", "lib", "floor"} <= set(said)
     assert said.count("not measured") == 1
+    long = [draw.Side("old", "control", 19791.73), draw.Side("new", "candidate", 19432.53)]
+    assert "19,792 us to 19,433 us" in words(draw.arms([draw.Group("w1", long)], "t"))
 
 
 def test_a_legend_of_long_names_stays_in_the_figure_and_tells_each_arm_apart() -> None:
