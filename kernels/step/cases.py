@@ -103,6 +103,9 @@ WORKLOADS = (
     *(_workload("prefill", "q36-27b", 1, 0, T, layers=8, role="measure") for T in (512, 2048)),
     *(_workload("prefill", "q36-27b", npl, 0, T, layers=4, role="measure") for npl, T in ((1, 8192), (8, 2048))),
     _workload("decode", "q36-27b", 128, 1024, layers=4, role="measure"),
+    # Each kernel of a step once: for counters, whose time grows with the number of launches.
+    *(_workload("decode", "q36-27b", npl, 1024, layers=4, role="measure") for npl in (1, 8, 32)),
+    *(_workload("prefill", "q36-27b", 1, 0, T, layers=4, role="measure") for T in (512, 2048)),
     _workload("decode", "q36-27b", 32, 1024, layers=32, role="measure"),  # 64 layers of two arms need 145 GB
     *(_workload("decode", "q36-35b-a3b", npl, 1024, role="measure") for npl in (1, 8, 32, 128)),
     *(_workload("decode", "q36-35b-a3b", npl, 1024, layers=20, role="measure") for npl in (1, 8, 32, 128)),

@@ -65,7 +65,7 @@ class Config:
     qkv:        q, its gate, k and v of attention in one product.
     gate_up:    gate and up in one product. gated: SiLU and their product in that launch too.
     all_logits: the head is computed for every new token, and the last ones are kept (LB10).
-    scratch:    what products add up in is allocated and zeroed with every call (IM4).
+    scratch:    what products add up in is allocated and filled with every call (IM4).
     replayed:   the step captures itself behind its first call and is one launch from then on (LP7, IM3); for a timer
                 that does not capture.
     waits:      a replayed step runs on a stream of its own, which waits for the caller's and is waited for (DS8).
@@ -114,7 +114,7 @@ class Config:
         if self.waits and not self.replayed:
             raise ValueError("waits=True with replayed=False: they are around a replay; capture it too")
         if self.scratch and self.launch == "chained":
-            raise ValueError('scratch=True with launch="chained": what zeroes it stands in the chain; take one')
+            raise ValueError('scratch=True with launch="chained": what fills it stands in the chain; take one')
 
     @property
     def form(self) -> str:
@@ -230,7 +230,7 @@ STAIRCASE = ("stock", "stock_in_place", "stock_by_id", "stock_2d", "served")
 def fastest(lengths: Sequence[int], mixture: bool) -> Config:
     """Of `served_fastest`, for sequences of so many new tokens."""
     if max(lengths) > 1:
-        return PROMPT if mixture or sum(lengths) < GATED_FROM else PROMPT_GATED
+        return PROMPT if mixture or sum(lengths) < GATED_FROM else PROMPT_PACKED
     return next((config for most, config in DECODES[mixture] if sum(lengths) <= most), USUAL)
 
 

@@ -24,7 +24,7 @@ from kernels.step.wiring import Args
 FEWEST = 8  # tokens of a tile of the tensor cores
 # Of the head by tokens: rows of a tile, BLOCK_K, stages and warps, picked of a dozen on an H200 in a run that left no
 # rows. From capability 120 on there are 99 KB of shared memory, for two stages.
-TILES = ((8, (64, 256, 3, 4)), (32, (128, 128, 4, 8)), (128, (128, 64, 6, 8)))
+TILES = ((8, (64, 256, 3, 4)), (32, (128, 128, 5, 8)), (128, (128, 64, 6, 8)))
 
 
 @triton.jit
@@ -78,17 +78,17 @@ def head_kernel(
     here = token < tokens
     w_tile = w_ptr + tl.minimum(row, V - 1).to(tl.int64)[:, None] * H + k[None, :]
     x_tile = x_ptr + token[None, :] * H + k[:, None]
-    if EVEN:
-        w = tl.load(w_tile)
-    else:
-        w = tl.load(w_tile, mask=(k < H)[None, :], other=0.0)
-    wait_ahead(PDL)
-    x = tl.load(x_tile, mask=here[None, :] & (k < H)[:, None], other=0.0)
-    if INTERPRETED:
-        sums = tl.dot(w.to(tl.float32), x.to(tl.float32), input_precision="ieee")
-    else:
-        sums = tl.dot(w, x)
-    for first in tl.range(BLOCK_K, H, BLOCK_K, num_stages=STAGES):
+    sums = tl.zeros([ROWS, T_BLOCK], dtype=tl.float32)
+    begun: tl.constexpr = BLOCK_K if PDL else 0  # a slice ahead of the loop takes the shared memory of a stage
+    if PDL:
+        if EVEN:
+            w = tl.load(w_tile)
+        else:
+            w = tl.load(w_tile, mask=(k < H)[None, :], other=0.0)
+        wait_ahead(PDL)
+        x = tl.load(x_tile, mask=here[None, :] & (k < H)[:, None], other=0.0)
+        sums = tl.dot(w, x, sums)
+    for first in tl.range(begun, H, BLOCK_K, num_stages=STAGES):
         inside = first + k < H
         if EVEN:
             w = tl.load(w_tile + first)

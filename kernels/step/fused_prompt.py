@@ -1,10 +1,11 @@
 """What stands ahead of a prompt's recurrence: a short causal convolution with SiLU, the split by heads, and the gates.
 
 Three launches for the library's dozen and more: its convolution wants channels first, so what it takes and gives is
-copied, and what it gives is split into three copies. Here a program has a head's channels of some tokens and reads each
-of their last four rows, which L2 has; what lies before the prompt comes from the sequence's row of the pool. The rows
-that the next step needs are left by a launch of its own, since other programs still read the old ones. Computing is
-float32 and rounds once.
+copied, and what it gives is split into three copies. Here a program has a head's channels of T_BLOCK tokens, a few
+runs of RUN beside each other, and goes along them with the last three rows in registers; what lies before the prompt
+comes from the sequence's row of the pool. Where a sequence begins inside the block, each token reads its last four rows
+instead. The rows that the next step needs are left by a launch of its own, since other programs still read the old
+ones. Computing is float32 and rounds once.
 """
 
 from __future__ import annotations
@@ -18,8 +19,36 @@ from kernels.gdn.triton_decode_conv import gate_kernel
 from kernels.rounding import round_output
 from kernels.step.triton_fused import build
 
-T_BLOCK, GATES = 32, 256  # tokens of a program; gates of one
-TAPS = 4
+T_BLOCK, RUN, GATES = 64, 8, 256  # tokens of a program, of them one after the other; gates of one
+TAPS = tl.constexpr(4)
+
+
+@triton.jit
+def filtered(a, b, c, d, w0, w1, w2, w3):
+    """SiLU of four rows times their taps, the oldest first: float32."""
+    y = a.to(tl.float32) * w0 + b.to(tl.float32) * w1 + c.to(tl.float32) * w2 + d.to(tl.float32) * w3
+    return y * tl.sigmoid(y)
+
+
+@triton.jit
+def row_of(mixed_ptr, token, held, pitch, c):
+    """Rows [n, D] of these tokens, zeros where not held."""
+    return tl.load(mixed_ptr + token.to(tl.int64)[:, None] * pitch + c[None, :], mask=held[:, None], other=0.0)
+
+
+@triton.jit
+def row_back(mixed_ptr, conv_ptr, token, held, place, row, back, pitch, C, c):
+    """Rows [n, D], each `back` tokens ahead of these: the pool's where their sequence has none there."""
+    new = row_of(mixed_ptr, token - back, held & (place >= back), pitch, c)
+    at = (row.to(tl.int64) * (TAPS - 1) + place + TAPS - 1 - back)[:, None] * C + c[None, :]
+    return new + tl.load(conv_ptr + at, mask=(held & (place < back))[:, None], other=0.0)  # one of the two is there
+
+
+@triton.jit
+def put(out_ptr, token, held, width, d, y, INTERPRETED: tl.constexpr):
+    """y [n, D] to these tokens' rows."""
+    at = out_ptr + token.to(tl.int64)[:, None] * width + d[None, :]
+    tl.store(at, round_output(y, out_ptr.dtype.element_ty, INTERPRETED), mask=held[:, None])
 
 
 @triton.jit
@@ -39,36 +68,52 @@ def prompt_conv_kernel(
     Hv,
     D: tl.constexpr,
     T_BLOCK: tl.constexpr,
-    TAPS: tl.constexpr,
+    RUN: tl.constexpr,  # a multiple of TAPS
     INTERPRETED: tl.constexpr,
 ):
-    head = tl.program_id(0)
-    token, c = tl.program_id(1) * T_BLOCK + tl.arange(0, T_BLOCK), head * D + tl.arange(0, D)
-    here = token < tokens
-    place = tl.load(places_ptr + token, mask=here, other=0)
-    row = tl.load(rows_ptr + token, mask=here, other=0).to(tl.int64)
-    y = tl.zeros([T_BLOCK, D], dtype=tl.float32)
-    for tap in tl.static_range(TAPS):
-        back = TAPS - 1 - tap
-        inside = here & (place >= back)
-        new = tl.load(
-            mixed_ptr + (token - back).to(tl.int64)[:, None] * pitch + c[None, :], mask=inside[:, None], other=0.0
-        )
-        old = tl.load(
-            conv_ptr + (row * (TAPS - 1) + place + tap)[:, None] * C + c[None, :],
-            mask=(here & (place < back))[:, None], other=0.0,
-        )  # fmt: skip
-        w = tl.load(weight_ptr + c * TAPS + tap).to(tl.float32)
-        y += (new.to(tl.float32) + old.to(tl.float32)) * w[None, :]  # one of the two is there
-    y = round_output(y * tl.sigmoid(y), q_ptr.dtype.element_ty, INTERPRETED)
-    at = token.to(tl.int64)[:, None]
-    d = tl.arange(0, D)[None, :]
-    if head < Hk:
-        tl.store(q_ptr + (at * Hk + head) * D + d, y, mask=here[:, None])
-    elif head < 2 * Hk:
-        tl.store(k_ptr + (at * Hk + head - Hk) * D + d, y, mask=here[:, None])
+    RUNS: tl.constexpr = T_BLOCK // RUN
+    head, base = tl.program_id(0), tl.program_id(1) * T_BLOCK
+    d, lane = tl.arange(0, D), tl.arange(0, RUNS)
+    c = head * D + d
+    w0 = tl.load(weight_ptr + c * TAPS).to(tl.float32)[None, :]
+    w1 = tl.load(weight_ptr + c * TAPS + 1).to(tl.float32)[None, :]
+    w2 = tl.load(weight_ptr + c * TAPS + 2).to(tl.float32)[None, :]
+    w3 = tl.load(weight_ptr + c * TAPS + 3).to(tl.float32)[None, :]
+    width = tl.where(head < 2 * Hk, Hk, Hv) * D
+    out_ptr = tl.where(
+        head < Hk, q_ptr + head * D, tl.where(head < 2 * Hk, k_ptr + (head - Hk) * D, v_ptr + (head - 2 * Hk) * D)
+    )
+    last = tl.minimum(base + T_BLOCK, tokens) - 1
+    first_place = tl.load(places_ptr + base)
+    if tl.load(places_ptr + last) - first_place == last - base:  # one sequence, in runs side by side
+        run = base + lane * RUN
+        held, place, row = run < tokens, first_place + lane * RUN, tl.load(rows_ptr + base)
+        x0 = row_back(mixed_ptr, conv_ptr, run, held, place, row, 3, pitch, C, c)
+        x1 = row_back(mixed_ptr, conv_ptr, run, held, place, row, 2, pitch, C, c)
+        x2 = row_back(mixed_ptr, conv_ptr, run, held, place, row, 1, pitch, C, c)
+        for i in tl.static_range(0, RUN, TAPS):
+            x3 = row_of(mixed_ptr, run + i, run + i < tokens, pitch, c)
+            x4 = row_of(mixed_ptr, run + i + 1, run + i + 1 < tokens, pitch, c)
+            x5 = row_of(mixed_ptr, run + i + 2, run + i + 2 < tokens, pitch, c)
+            x6 = row_of(mixed_ptr, run + i + 3, run + i + 3 < tokens, pitch, c)
+            put(out_ptr, run + i, run + i < tokens, width, d, filtered(x0, x1, x2, x3, w0, w1, w2, w3), INTERPRETED)
+            y = filtered(x1, x2, x3, x4, w0, w1, w2, w3)
+            put(out_ptr, run + i + 1, run + i + 1 < tokens, width, d, y, INTERPRETED)
+            y = filtered(x2, x3, x4, x5, w0, w1, w2, w3)
+            put(out_ptr, run + i + 2, run + i + 2 < tokens, width, d, y, INTERPRETED)
+            y = filtered(x3, x4, x5, x6, w0, w1, w2, w3)
+            put(out_ptr, run + i + 3, run + i + 3 < tokens, width, d, y, INTERPRETED)
+            x0, x1, x2 = x4, x5, x6
     else:
-        tl.store(v_ptr + (at * Hv + head - 2 * Hk) * D + d, y, mask=here[:, None])
+        for start in tl.range(0, T_BLOCK, RUNS):
+            token = base + start + lane
+            here = token < tokens
+            places, rows = tl.load(places_ptr + token, mask=here), tl.load(rows_ptr + token, mask=here)
+            r0 = row_back(mixed_ptr, conv_ptr, token, here, places, rows, 3, pitch, C, c)
+            r1 = row_back(mixed_ptr, conv_ptr, token, here, places, rows, 2, pitch, C, c)
+            r2 = row_back(mixed_ptr, conv_ptr, token, here, places, rows, 1, pitch, C, c)
+            r3 = row_of(mixed_ptr, token, here, pitch, c)
+            put(out_ptr, token, here, width, d, filtered(r0, r1, r2, r3, w0, w1, w2, w3), INTERPRETED)
 
 
 @triton.jit
@@ -79,7 +124,6 @@ def conv_state_kernel(
     bounds_ptr,  # i32 [sequences + 1]
     pitch,
     C,
-    TAPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     sequence, c = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -113,11 +157,11 @@ def convolved(
     v = torch.empty(tokens, heads_v, dim, dtype=mixed.dtype, device=mixed.device)
     prompt_conv_kernel[(2 * heads_k + heads_v, triton.cdiv(tokens, T_BLOCK))](
         mixed, weight, conv, rows, places, q, k, v, tokens, pitch, channels, heads_k, heads_v, D=dim, T_BLOCK=T_BLOCK,
-        TAPS=TAPS, INTERPRETED=interpreted(), num_warps=4,
+        RUN=RUN, INTERPRETED=interpreted(), num_warps=4,
     )  # fmt: skip
     block = 1024
     conv_state_kernel[(len(state_rows), triton.cdiv(channels, block))](
-        mixed, conv, state_rows, bounds, pitch, channels, TAPS=TAPS, BLOCK=block, num_warps=4
+        mixed, conv, state_rows, bounds, pitch, channels, BLOCK=block, num_warps=4
     )
     return q, k, v
 
@@ -139,10 +183,10 @@ def builds(capability: int) -> tuple[Build, ...]:
         build(
             "prompt_conv 10240", prompt_conv_kernel,
             "mixed:bf16 weight:bf16 conv:bf16 rows:i32 places:i32 q:bf16 k:bf16 v:bf16",
-            ("tokens", "pitch", "C", "Hk", "Hv"), 4, D=128, T_BLOCK=T_BLOCK, TAPS=TAPS,
+            ("tokens", "pitch", "C", "Hk", "Hv"), 4, D=128, T_BLOCK=T_BLOCK, RUN=RUN,
         ),
         build(
             "conv_state 10240", conv_state_kernel, "mixed:bf16 conv:bf16 state_rows:i32 bounds:i32", ("pitch", "C"), 4,
-            TAPS=TAPS, BLOCK=1024,
+            BLOCK=1024,
         ),
     )  # fmt: skip

@@ -126,7 +126,7 @@ def widened(args: Args, name: str, cache: torch.Tensor, of: torch.Tensor) -> tor
 
 def attend(args: Args, at: str, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
     """The library's attention over each sequence's gathered pages; a prompt's own mask is one that its kernels know."""
-    o = torch.empty_like(q)
+    made = []
     for n, (first, last) in enumerate(args["spans"]):
         pages = args["page_table"][n].long()
         keys, values = (
@@ -135,13 +135,12 @@ def attend(args: Args, at: str, q: torch.Tensor, k_cache: torch.Tensor, v_cache:
         )
         fresh, length = args["starts"][n] == 0, args["starts"][n] + last - first
         keys, values = keys[:, :, :length], values[:, :, :length]
-        seen = torch.arange(length, device=q.device) <= args["positions"][first:last, None]
+        seen = None if fresh else torch.arange(length, device=q.device) <= args["positions"][first:last, None]
         y = F.scaled_dot_product_attention(
-            q[first:last].transpose(0, 1)[None], keys, values, attn_mask=None if fresh else seen, is_causal=fresh,
-            enable_gqa=True,
-        )  # fmt: skip
-        o[first:last] = y[0].transpose(0, 1)
-    return o
+            q[first:last].transpose(0, 1)[None], keys, values, attn_mask=seen, is_causal=fresh, enable_gqa=True
+        )
+        made.append(y[0].transpose(0, 1))
+    return made[0].contiguous() if len(made) == 1 else torch.cat(made)  # libraries give it laid out as q: no copy
 
 
 def gate(o: torch.Tensor, gated: torch.Tensor) -> torch.Tensor:

@@ -35,6 +35,8 @@ from kernels.step.model import EPS
 from kernels.step.wiring import Args
 
 ELEMENTS = 1024  # of an elementwise program
+# Up to so many tokens a small kernel takes what its launch takes; of more, a program has several tokens or more rows.
+FEW_TOKENS, TURNED, NORMED = 128, 8, 2048
 VECTOR_TOKENS = 8  # the most of a GEMV with a program a row
 SPLIT_K, SPLIT_ROWS, SUMS = 128, 32, 64  # of a skinny GEMM of more, split along K: a program's K and rows; its sums
 
@@ -239,14 +241,18 @@ def in_e4m3(x):
 
 
 @triton.jit
-def store_q8_0(x, codes_ptr, scale_ptr, D: tl.constexpr):
-    """float32 x [D] as ggml's Q8_0: of 32 values the largest magnitude / 127 in half, and codes, ties away from 0."""
-    blocks = tl.reshape(x, [D // 32, 32])
-    d = tl.max(tl.abs(blocks), axis=1) / 127.0
-    scaled = blocks * (1.0 / tl.maximum(d, 1e-38))[:, None]  # zeros stay zeros
+def store_q8_0(x, held, codes_ptr, scale_ptr, T_BLOCK: tl.constexpr, D: tl.constexpr):
+    """float32 x [T_BLOCK, D] as ggml's Q8_0: of 32 values largest magnitude / 127 in half, and codes, ties away from 0.
+
+    codes_ptr, scale_ptr: each token's own; held: which are written.
+    """
+    blocks = tl.reshape(x, [T_BLOCK, D // 32, 32])
+    d = tl.max(tl.abs(blocks), axis=2) / 127.0
+    scaled = blocks * (1.0 / tl.maximum(d, 1e-38))[:, :, None]  # zeros stay zeros
     codes = tl.where(scaled < 0, -1.0, 1.0) * tl.floor(tl.abs(scaled) + 0.5)
-    tl.store(codes_ptr + tl.arange(0, D), tl.reshape(codes, [D]).to(tl.int8))
-    tl.store(scale_ptr + tl.arange(0, D // 32), d.to(tl.float16))
+    written = held[:, None]
+    tl.store(codes_ptr[:, None] + tl.arange(0, D)[None, :], tl.reshape(codes, [T_BLOCK, D]).to(tl.int8), mask=written)
+    tl.store(scale_ptr[:, None] + tl.arange(0, D // 32)[None, :], d.to(tl.float16), mask=written)
 
 
 @triton.jit
@@ -264,6 +270,7 @@ def rotate_kernel(
     v_cache_ptr,  # [pages, Hkv, PAGE, D]
     k_scale_ptr,  # f32 [Hkv] with FP8; f16 [pages, Hkv, PAGE, D / 32] with Q8_0, written with the codes
     v_scale_ptr,  # as k_scale
+    tokens,
     Hq,
     Hkv,
     q_pitch,
@@ -275,46 +282,51 @@ def rotate_kernel(
     PAGE: tl.constexpr,
     FP8: tl.constexpr,  # the caches are e4m3, a value its code times the head's scale; else as k and v
     Q8_0: tl.constexpr,
+    T_BLOCK: tl.constexpr,
     INTERPRETED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     start_dependents(PDL)
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    at = tl.arange(0, D)
+    token, head = tl.program_id(0).to(tl.int64) * T_BLOCK + tl.arange(0, T_BLOCK), tl.program_id(1)
+    at, held = tl.arange(0, D), token < tokens
+    here = held[:, None]
     wait_ahead(PDL)
-    slot = tl.load(slots_ptr + token)
+    slot = tl.load(slots_ptr + token, mask=held, other=0)
     is_q, is_v = head < Hq, head >= Hq + Hkv
     kv_head = tl.where(is_v, head - Hq - Hkv, head - Hq)
     cached = ((slot // PAGE) * Hkv + kv_head) * PAGE * D + (slot % PAGE) * D
+    to = cached[:, None] + at[None, :]
     if is_v:
-        v = tl.load(v_ptr + token * v_pitch + kv_head * D + at)
+        v = tl.load(v_ptr + (token * v_pitch + kv_head * D)[:, None] + at[None, :], mask=here, other=0.0)
         if Q8_0:
-            store_q8_0(v.to(tl.float32), v_cache_ptr + cached, v_scale_ptr + cached // 32, D)
+            store_q8_0(v.to(tl.float32), held, v_cache_ptr + cached, v_scale_ptr + cached // 32, T_BLOCK, D)
         elif FP8:
-            tl.store(v_cache_ptr + cached + at, in_e4m3(v.to(tl.float32) / tl.load(v_scale_ptr + kv_head)))
+            tl.store(v_cache_ptr + to, in_e4m3(v.to(tl.float32) / tl.load(v_scale_ptr + kv_head)), mask=here)
         else:
-            tl.store(v_cache_ptr + cached + at, v)
+            tl.store(v_cache_ptr + to, v, mask=here)
     else:
         partner = tl.where(at < HALF, at + HALF, tl.where(at < 2 * HALF, at - HALF, at))
-        source = tl.where(is_q, q_ptr + token * q_pitch + head * 2 * D, k_ptr + token * k_pitch + kv_head * D)
+        source = tl.where(is_q, q_ptr + head * 2 * D, k_ptr + kv_head * D) + token * tl.where(is_q, q_pitch, k_pitch)
         gain_ptr = tl.where(is_q, q_gain_ptr, k_gain_ptr)
-        x = tl.load(source + at).to(tl.float32)
-        scale = tl.rsqrt(tl.sum(x * x, axis=0) / D + EPS)
-        x = x * scale * tl.load(gain_ptr + at)
-        other = tl.load(source + partner).to(tl.float32) * scale * tl.load(gain_ptr + partner)
-        turns = at < 2 * HALF
-        pair = token * HALF + tl.where(at < HALF, at, at - HALF)
+        x = tl.load(source[:, None] + at[None, :], mask=here, other=0.0).to(tl.float32)
+        scale = tl.rsqrt(tl.sum(x * x, axis=1) / D + EPS)[:, None]
+        x = x * scale * tl.load(gain_ptr + at)[None, :]
+        other = tl.load(source[:, None] + partner[None, :], mask=here, other=0.0).to(tl.float32)
+        other = other * scale * tl.load(gain_ptr + partner)[None, :]
+        turns = here & (at < 2 * HALF)[None, :]
+        pair = (token * HALF)[:, None] + tl.where(at < HALF, at, at - HALF)[None, :]
         cos = tl.load(cos_ptr + pair, mask=turns, other=1.0)
         sin = tl.load(sin_ptr + pair, mask=turns, other=0.0)
-        y = x * cos + tl.where(at < HALF, -other, other) * sin
+        y = x * cos + tl.where((at < HALF)[None, :], -other, other) * sin
         if is_q:
-            tl.store(out_ptr + (token * Hq + head) * D + at, round_output(y, out_ptr.dtype.element_ty, INTERPRETED))
+            made = round_output(y, out_ptr.dtype.element_ty, INTERPRETED)
+            tl.store(out_ptr + ((token * Hq + head) * D)[:, None] + at[None, :], made, mask=here)
         elif Q8_0:
-            store_q8_0(y, k_cache_ptr + cached, k_scale_ptr + cached // 32, D)
+            store_q8_0(y, held, k_cache_ptr + cached, k_scale_ptr + cached // 32, T_BLOCK, D)
         elif FP8:
-            tl.store(k_cache_ptr + cached + at, in_e4m3(y / tl.load(k_scale_ptr + kv_head)))
+            tl.store(k_cache_ptr + to, in_e4m3(y / tl.load(k_scale_ptr + kv_head)), mask=here)
         else:
-            tl.store(k_cache_ptr + cached + at, round_output(y, k_cache_ptr.dtype.element_ty, INTERPRETED))
+            tl.store(k_cache_ptr + to, round_output(y, k_cache_ptr.dtype.element_ty, INTERPRETED), mask=here)
 
 
 @triton.jit
@@ -322,7 +334,6 @@ def gate_kernel(
     o_ptr,  # [tokens, Hq, D]
     q_ptr,  # [tokens, Hq, 2, D]: each head's q, then its gate; tokens lie q_pitch apart
     out_ptr,  # [tokens, Hq, D]
-    count,
     width,  # Hq D
     q_pitch,
     D: tl.constexpr,
@@ -331,14 +342,13 @@ def gate_kernel(
     PDL: tl.constexpr,
 ):
     start_dependents(PDL)
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    held = at < count
+    token, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    held = column < width
     wait_ahead(PDL)
-    o = tl.load(o_ptr + at, mask=held, other=0.0).to(tl.float32)
-    column = at % width
-    source = at // width * q_pitch + (column // D * 2 + 1) * D + column % D
-    gate = tl.load(q_ptr + source, mask=held, other=0.0).to(tl.float32)
-    tl.store(out_ptr + at, round_output(o * tl.sigmoid(gate), out_ptr.dtype.element_ty, INTERPRETED), mask=held)
+    o = tl.load(o_ptr + token * width + column, mask=held, other=0.0).to(tl.float32)
+    gate = tl.load(q_ptr + token * q_pitch + (column // D * 2 + 1) * D + column % D, mask=held, other=0.0)
+    y = round_output(o * tl.sigmoid(gate.to(tl.float32)), out_ptr.dtype.element_ty, INTERPRETED)
+    tl.store(out_ptr + token * width + column, y, mask=held)
 
 
 @triton.jit
@@ -439,7 +449,7 @@ def norm_gemv(
 def gated_norm(o: torch.Tensor, gain: torch.Tensor, z: torch.Tensor, pdl: bool = False) -> torch.Tensor:
     """o [tokens, Hv, D] normed by head, times SiLU(z): see wiring.Parts."""
     (tokens, heads, dim), out = o.shape, torch.empty_like(z, memory_format=torch.contiguous_format)
-    rows = max(1, 512 // dim)
+    rows = max(1, (512 if tokens <= FEW_TOKENS else NORMED) // dim)
     gated_norm_kernel[(triton.cdiv(tokens * heads, rows),)](
         o,
         gain,
@@ -470,11 +480,12 @@ def rotate(
     kind = "scale" if fp8 else "block"
     scales = [args[f"{at}{name}_{kind}"] for name in ("k", "v")] if fp8 or q8_0 else [args["cos"], args["cos"]]
     caches = (c.view(torch.uint8) if fp8 else c for c in (k_cache, v_cache))
-    rotate_kernel[(tokens, heads_q + 2 * heads_kv)](
+    t_block = 1 if tokens <= FEW_TOKENS else TURNED
+    rotate_kernel[(triton.cdiv(tokens, t_block), heads_q + 2 * heads_kv)](
         gated, k, v, args[f"{at}q_norm.weight"], args[f"{at}k_norm.weight"], args["cos"], args["sin"], args["slots"],
-        out, *caches, *scales, heads_q, heads_kv, gated.stride(0), k.stride(0), v.stride(0), EPS=EPS, D=dim,
+        out, *caches, *scales, tokens, heads_q, heads_kv, gated.stride(0), k.stride(0), v.stride(0), EPS=EPS, D=dim,
         HALF=args["cos"].shape[-1], PAGE=page,
-        FP8=fp8, Q8_0=q8_0, INTERPRETED=interpreted(), **launch(pdl), num_warps=1,
+        FP8=fp8, Q8_0=q8_0, T_BLOCK=t_block, INTERPRETED=interpreted(), **launch(pdl), num_warps=min(4, t_block),
     )  # fmt: skip
     return out
 
@@ -482,8 +493,9 @@ def rotate(
 def gate(o: torch.Tensor, gated: torch.Tensor, pdl: bool = False) -> torch.Tensor:
     """o [tokens, Hq, D] times sigmoid of its gate: see wiring.Parts."""
     out = torch.empty_like(o)
-    gate_kernel[(triton.cdiv(o.numel(), ELEMENTS),)](
-        o, gated, out, o.numel(), o[0].numel(), gated.stride(0), D=o.shape[-1], BLOCK=ELEMENTS,
+    width = o[0].numel()
+    gate_kernel[(o.shape[0], triton.cdiv(width, ELEMENTS))](
+        o, gated, out, width, gated.stride(0), D=o.shape[-1], BLOCK=ELEMENTS,
         INTERPRETED=interpreted(), **launch(pdl),
     )  # fmt: skip
     return out.flatten(1)
@@ -578,33 +590,26 @@ def builds(capability: int) -> tuple[Build, ...]:
             "router 2048", alpha_beta_kernel, "x:bf16 w:bf16 out:fp32", ("tokens", "H"), 2, HEADS=256, T_BLOCK=1,
             BLOCK=2048,
         ),
-        build(
-            "gated_norm 128", gated_norm_kernel, "o:bf16 gain:fp32 z:bf16 out:bf16",
-            ("rows", "heads", "z_pitch"), 4, EPS=EPS, D=128, ROWS=4,
+        *(
+            build(
+                f"gated_norm 128, {rows} rows", gated_norm_kernel, "o:bf16 gain:fp32 z:bf16 out:bf16",
+                ("rows", "heads", "z_pitch"), 4, EPS=EPS, D=128, ROWS=rows,
+            )
+            for rows in (4, NORMED // 128)
+        ),
+        *(
+            build(
+                f"rotate 256{name}, {t_block} tokens", rotate_kernel,
+                "q:bf16 k:bf16 v:bf16 q_gain:fp32 k_gain:fp32 cos:fp32 sin:fp32 slots:i64 out:bf16 "
+                f"k_cache:{cache} v_cache:{cache} k_scale:{scale} v_scale:{scale}",
+                ("tokens", "Hq", "Hkv", "q_pitch", "k_pitch", "v_pitch"), min(4, t_block), EPS=EPS, D=256, HALF=32,
+                PAGE=16, FP8=cache == "u8", Q8_0=cache == "i8", T_BLOCK=t_block,
+            )
+            for name, cache, scale in (("", "bf16", "fp32"), (" to fp8", "u8", "fp32"), (" to Q8_0", "i8", "fp16"))
+            for t_block in (1, TURNED)
         ),
         build(
-            "rotate 256",
-            rotate_kernel,
-            "q:bf16 k:bf16 v:bf16 q_gain:fp32 k_gain:fp32 cos:fp32 sin:fp32 slots:i64 out:bf16 k_cache:bf16 "
-            "v_cache:bf16 k_scale:fp32 v_scale:fp32",
-            ("Hq", "Hkv", "q_pitch", "k_pitch", "v_pitch"), 1, EPS=EPS, D=256, HALF=32, PAGE=16, FP8=False, Q8_0=False,
-        ),
-        build(
-            "rotate 256 to fp8",
-            rotate_kernel,
-            "q:bf16 k:bf16 v:bf16 q_gain:fp32 k_gain:fp32 cos:fp32 sin:fp32 slots:i64 out:bf16 k_cache:u8 v_cache:u8 "
-            "k_scale:fp32 v_scale:fp32",
-            ("Hq", "Hkv", "q_pitch", "k_pitch", "v_pitch"), 1, EPS=EPS, D=256, HALF=32, PAGE=16, FP8=True, Q8_0=False,
-        ),
-        build(
-            "rotate 256 to Q8_0",
-            rotate_kernel,
-            "q:bf16 k:bf16 v:bf16 q_gain:fp32 k_gain:fp32 cos:fp32 sin:fp32 slots:i64 out:bf16 k_cache:i8 v_cache:i8 "
-            "k_scale:fp16 v_scale:fp16",
-            ("Hq", "Hkv", "q_pitch", "k_pitch", "v_pitch"), 1, EPS=EPS, D=256, HALF=32, PAGE=16, FP8=False, Q8_0=True,
-        ),
-        build(
-            "gate 256", gate_kernel, "o:bf16 q:bf16 out:bf16", ("count", "width", "q_pitch"), 4, D=256, BLOCK=ELEMENTS
+            "gate 256", gate_kernel, "o:bf16 q:bf16 out:bf16", ("width", "q_pitch"), 4, D=256, BLOCK=ELEMENTS
         ),
         build(
             "activate", activate_kernel, "gate:bf16 up:bf16 out:bf16", ("count", "F", "gate_stride", "up_stride"), 4,

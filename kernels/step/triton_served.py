@@ -43,11 +43,18 @@ def linear(args: Args, name: str, x: torch.Tensor) -> torch.Tensor:
 
 
 def anew(packed: nvfp4_ops.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The product with scratch of its own in every call: zeros, as what adds up in it expects."""
+    """The product with scratch of its own in every call, filled as it stands between launches.
+
+    Zeros for flags; words of all ones for sums of up to 96 tokens, where a zero would be a sum that has come.
+    """
+    idle = [[t.flatten()[0].item() if t.numel() else 0 for t in part[3]] for part in packed.parts]
 
     def call(x: torch.Tensor) -> torch.Tensor:
         kept = packed.parts, packed.plans
-        packed.parts = [(*part[:3], [torch.zeros_like(t) for t in part[3]]) for part in packed.parts]
+        packed.parts = [
+            (*part[:3], [torch.full_like(t, value) for t, value in zip(part[3], values, strict=True)])
+            for part, values in zip(packed.parts, idle, strict=True)
+        ]
         packed.plans = operators.Plans()  # they hold the scratch that they were made for
         try:
             y: torch.Tensor = packed(x)

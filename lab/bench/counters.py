@@ -160,13 +160,13 @@ def cut(launches: Iterable[Launch]) -> list[list[Launch]]:
 def plan(cards: Sequence[phases.Card], only: str | None, arm: str | None, peers: bool) -> list[Counter]:
     """One row an arm and workload, of which nothing is counted yet.
 
-    only: this workload. arm: this candidate, or every arm of this role. Raises BadInput when none is left.
+    only: this workload of the family; the card need not have it, since counters are not judged. arm: this candidate,
+    or every arm of this role. Raises BadInput when none is left.
     """
-    chosen = [only] if only else []
     every = [
         uncounted(card.family, name, item.workload, card.id, role)
-        for card in cards
-        for item in measure.plan(card, chosen, peers)
+        for card in (structs.replace(card, workloads=(only,)) if only else card for card in cards)
+        for item in measure.plan(card, (), peers)
         for role, name in item.arms
     ]
     rows = [row for row in every if arm in (None, row.arm, row.name)]
@@ -233,6 +233,8 @@ def _watched(row: Counter) -> Counter:
         for _ in range(WARM_UPS):
             candidate.run(args, out)
         torch.cuda.synchronize()
+        gc.collect()
+        torch.cuda.empty_cache()  # ncu saves what is allocated ahead of each launch, also what torch alone holds
         torch.cuda.cudart().cudaProfilerStart()
         torch.cuda._sleep(1)
         candidate.run(args, out)

@@ -286,7 +286,7 @@ COMMANDS = {
         "a card's arms under Nsight Compute: what binds each kernel", (
         CARDS,
         arg("phase", nargs="*", help="card ids"),
-        arg("--workload", help="only this workload"),
+        arg("--workload", help="only this one; any of the family's, such as one of fewer layers"),
         arg("--arm", help="only this candidate, or the arms of this role: control, candidate, peer"),
         flag("--peers", "the installed rival libraries too"),
     )),

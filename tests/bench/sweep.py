@@ -34,6 +34,7 @@ LEAST_S = 45.0  # no line is begun with less
 SPARE_S = 25.0  # of a budget: what a comparison may take beyond its guess
 GRACE_S = 15.0  # from an interrupt to a kill: what is measured is on the disk already
 OTHERS = "profile", "counters"
+OTHERS_S = 240.0  # one of them gets no more: a profiler that hangs would take the time of all that follow
 AGAIN = "again"  # before a card: what has rows too
 
 
@@ -57,7 +58,8 @@ def run(line: str, gpu: str, until: float) -> bool:
         of = {"stdout": told_to, "stderr": told_to, "cwd": REPOSITORY, "env": seen, "start_new_session": True}
         process = subprocess.Popen(command(line, until - began), **of)  # type: ignore[call-overload]
         try:
-            whole = process.wait(until - began) in (0, 1)
+            most = OTHERS_S if line.split()[0] in OTHERS else until - began
+            whole = process.wait(min(most, until - began)) in (0, 1)
         except subprocess.TimeoutExpired:
             whole = False
             process.send_signal(signal.SIGINT)

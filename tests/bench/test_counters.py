@@ -10,15 +10,18 @@ import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from lab.base.errors import BadInput
 from lab.bench import counters
 from lab.bench.counters import METRICS
 from lab.card import phases
+from lab.check import accuracy, families
 from lab.cli import main
 from lab.row import store
 from lab.row.records import FIGURES, Counter
@@ -228,6 +231,32 @@ def test_plan_takes_an_arm_by_name_or_role() -> None:
     assert counters.plan([CARD], workload, "control", False) == [every[0]]
     with refused("--arm", '"nosuch"'):
         counters.plan([CARD], workload, "nosuch", False)
+
+
+def test_a_workload_need_not_be_the_cards_own() -> None:
+    family = families.bare(CARD.family)
+    other = next(w.id for w in family.cases.WORKLOADS if w.role == "measure" and w.id not in CARD.workloads)
+    assert {job.workload_id for job in counters.plan([CARD], other, None, False)} == {other}
+    with refused(CARD.path.name, "nosuch"):
+        counters.plan([CARD], "nosuch", None, False)
+
+
+def test_memory_that_torch_alone_holds_is_given_back_before_ncu_saves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    for name in ("synchronize", "empty_cache", "_sleep"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, said=name: done.append(said))
+    started = SimpleNamespace(cudaProfilerStart=lambda: done.append("start"), cudaProfilerStop=lambda: None)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: started)
+    called = SimpleNamespace(run=lambda args, out: done.append("run"))
+    cases = SimpleNamespace(inputs=lambda *_: {})
+    family = SimpleNamespace(candidate=lambda _: called, workload=lambda _: None, cases=cases)
+    monkeypatch.setattr(families, "load", lambda _: family)
+    right = SimpleNamespace(status="ok", message="", relative_error=0.0)
+    for name, given in (("check", right), ("prepared", {}), ("outputs", {})):
+        monkeypatch.setattr(accuracy, name, lambda *_, given=given: given)
+    counters._watched(jobs(1)[0])
+    freed = done.index("empty_cache")
+    assert max(n for n, word in enumerate(done[:freed]) if word == "run") < freed < done.index("start")
 
 
 # Rows -----------------------------------------------------------------------------------------------------------------

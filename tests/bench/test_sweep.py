@@ -65,6 +65,17 @@ def test_what_was_cut_off_comes_back_in_order(
         assert sorted(tar.getnames()) == ["a.jsonl", "short.jsonl"]
 
 
+def test_a_profiler_that_hangs_does_not_take_the_time_of_what_follows(
+    profiles: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "OTHERS", ("slow",))
+    monkeypatch.setattr(sweep, "OTHERS_S", 1.0)
+    began = time.monotonic()
+    assert sweep.sweep(["slow", "a"], ["one"], 30) == ["slow"]
+    assert time.monotonic() - began < 15
+    assert (profiles / "a.jsonl").exists()
+
+
 def test_a_list_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.bench.sweep", str(tmp_path / "none"), "--seconds", "1"]
     found = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)

@@ -45,7 +45,7 @@ PARTS = {  # of the step that a card's lever changes, in the model
     "step-few-ends": {"head", "launches"},
     "step-few-qkv": {"attention products"},
     "step-fastest": {
-        "ffn", "gdn products", "attention products", "activation", "ahead", "gdn", "head", "launches",
+        "ffn", "gdn products", "attention products", "activation", "ahead", "gdn", "head", "launches", "copies",
     },
     "step-many": {"ffn", "head", "launches"},
     "step-35b-many": {"head", "launches", "gdn products", "attention products"},

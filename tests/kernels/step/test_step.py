@@ -71,10 +71,12 @@ def near(got: torch.Tensor, wanted: torch.Tensor) -> None:
 
 @needs_triton
 @pytest.mark.parametrize(("tokens", "hidden"), [(1, 80), (3, 5120), (17, 1)])
-def test_a_fused_part_is_the_plain_one(tokens: int, hidden: int) -> None:
+@pytest.mark.parametrize("few", [0, 128])
+def test_a_fused_part_is_the_plain_one(monkeypatch: pytest.MonkeyPatch, few: int, tokens: int, hidden: int) -> None:
     """Where a sum is stored the bits are the same; elsewhere fused kernels round less."""
     from kernels.step import triton_fused
 
+    monkeypatch.setattr(triton_fused, "FEW_TOKENS", few)
     plain, fused = torch_eager.PLAIN, triton_fused.FUSED
     x, delta, gain = drawn(tokens, hidden), drawn(tokens, hidden + 1)[:, :hidden].contiguous(), drawn(hidden).float()
     for given in (None, delta):
@@ -101,10 +103,15 @@ def test_a_fused_part_is_the_plain_one(tokens: int, hidden: int) -> None:
 
 
 @needs_triton
+@pytest.mark.parametrize("few", [0, 128])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "rotary"), [(6, 1, 64, 16), (4, 2, 32, 32), (24, 4, 256, 64)])
-def test_rotated_heads_lie_in_their_pages(heads: int, kv_heads: int, dim: int, rotary: int) -> None:
+def test_rotated_heads_lie_in_their_pages(
+    monkeypatch: pytest.MonkeyPatch, few: int, heads: int, kv_heads: int, dim: int, rotary: int
+) -> None:
     from kernels.step import triton_fused
 
+    monkeypatch.setattr(triton_fused, "FEW_TOKENS", few)
+    monkeypatch.setattr(triton_fused, "TURNED", 4)
     gated, k, v = drawn(5, heads, 2, dim), drawn(5, kv_heads, dim), drawn(5, kv_heads, dim + 1)[..., :dim].contiguous()
     angle = torch.tensor([0.0, 1.0, 700.0, 32767.0, 3.0])[:, None, None] * 1e7 ** -(torch.arange(0, rotary, 2) / rotary)
     args: dict[str, Any] = {"cos": angle.cos().to(DEVICE), "sin": angle.sin().to(DEVICE)}

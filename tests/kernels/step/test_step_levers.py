@@ -18,8 +18,9 @@ import torch
 
 from kernels.common import Tensors, has_triton, interpreted
 from kernels.kv import format as kv_format
+from kernels.nvfp4 import format as nvfp4
 from kernels.step import cases, torch_eager, wiring
-from kernels.step.config import NAMED, PROMPT, PROMPT_GATED, STAIRCASE, Config, fastest, memory, of
+from kernels.step.config import NAMED, PROMPT, PROMPT_PACKED, STAIRCASE, Config, fastest, memory, of
 from lab.base.errors import REPOSITORY
 from lab.check import accuracy, families
 
@@ -100,7 +101,7 @@ def test_which_levers_are_fastest_is_asked_of_tokens() -> None:
     found = [str(fastest([1] * n, mixture=False)) for n in (1, 2, 8, 9, 96, 97, 128, 129)]
     assert found[0] != found[1] == found[2] != found[3] == found[4] != found[5] == found[6] != found[7] == "served"
     assert fastest([1, 2], mixture=False) == fastest([96], mixture=False) == fastest([2048], mixture=True) == PROMPT
-    assert fastest([97], mixture=False) == fastest([1, 96], mixture=False) == PROMPT_GATED
+    assert fastest([97], mixture=False) == fastest([1, 96], mixture=False) == PROMPT_PACKED
     assert fastest([1], mixture=True) != fastest([1], mixture=False)
     for workload in cases.WORKLOADS:
         assert of("served_fastest", workload).refuses(workload) == "", workload.id
@@ -257,9 +258,12 @@ def test_a_narrow_format_costs_little_after_one_step(axis: str, value: str, limi
 
 
 @needs_triton
-def test_a_cache_of_fp8_takes_the_plain_codes() -> None:
+@pytest.mark.parametrize("few", [0, 128])
+def test_a_cache_of_fp8_takes_the_plain_codes(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
     from kernels.step import triton_fused
 
+    monkeypatch.setattr(triton_fused, "FEW_TOKENS", few)
+    monkeypatch.setattr(triton_fused, "TURNED", 4)
     drawn = torch.Generator().manual_seed(1)
     gated, k, v = (torch.randn(5, *shape, generator=drawn).to(DEVICE, torch.bfloat16) for shape in
                    ((4, 2, 32), (2, 32), (2, 32)))  # fmt: skip
@@ -282,11 +286,14 @@ def test_a_cache_of_fp8_takes_the_plain_codes() -> None:
 
 
 @needs_triton
+@pytest.mark.parametrize("few", [0, 128])
 @pytest.mark.parametrize("dim", [32, 64, 256])
-def test_a_cache_of_q8_0_takes_the_plain_codes_and_scales(dim: int) -> None:
+def test_a_cache_of_q8_0_takes_the_plain_codes_and_scales(monkeypatch: pytest.MonkeyPatch, dim: int, few: int) -> None:
     """V bit for bit, a block of zeros and the largest halves among them; K as near as bf16 on the plain way allows."""
     from kernels.step import triton_fused
 
+    monkeypatch.setattr(triton_fused, "FEW_TOKENS", few)
+    monkeypatch.setattr(triton_fused, "TURNED", 4)
     drawn = torch.Generator().manual_seed(1)
     gated, k, v = (torch.randn(5, *shape, generator=drawn).to(DEVICE, torch.bfloat16) for shape in
                    ((4, 2, dim), (2, dim), (2, dim)))  # fmt: skip
@@ -370,7 +377,7 @@ def test_skinny_gemms_are_rounded_once(tokens: int, heads: int, hidden: int) -> 
 
 
 @needs_triton
-@pytest.mark.parametrize("lengths", [(1,), (2, 1, 3), (40,), (33, 1, 32, 5)])
+@pytest.mark.parametrize("lengths", [(1,), (2, 1, 3), (40,), (33, 1, 32, 5), (150,), (64, 66)])
 def test_a_prompts_convolution_is_the_plain_one(lengths: tuple[int, ...]) -> None:
     """Sequences that are shorter than the filter, and rows of a pool that stand in another order."""
     from kernels.step import fused_prompt
@@ -441,28 +448,47 @@ def test_a_head_of_nan_names_a_token_that_there_is() -> None:
 
 
 @needs_triton
-def test_scratch_of_every_call_is_new_and_zero() -> None:
+def test_scratch_of_every_call_is_new_and_filled_as_between_launches() -> None:
     from kernels.step.triton_served import anew
 
     seen = []
+    absent = torch.full((2,), -1, dtype=torch.int32)
+    idle = [torch.zeros(3, dtype=torch.int32), absent, torch.empty(0)]
 
     class Product:
-        parts = [(4, "", [torch.ones(2)], [torch.ones(3)])]  # noqa: RUF012 (as the module has them)
+        parts = [(4, "", [torch.ones(2)], idle)]  # noqa: RUF012 (as the module has them)
         plans: dict[str, str] = {}  # noqa: RUF012
 
         def __call__(self, x: torch.Tensor) -> torch.Tensor:
             seen.append(self.parts[0])
+            for t in self.parts[0][3]:
+                t += 7
             return x
 
     product: Any = Product()
     kept = product.parts
-    x = torch.ones(1)
-    assert anew(product)(x) is x
+    x, served = torch.ones(1), anew(product)
+    assert served(x) is x
+    assert served(x) is x
     assert product.parts is kept
-    (_, _, operands, scratch) = seen[0]
-    assert operands is kept[0][2]
-    assert not scratch[0].any()
-    assert kept[0][3][0].all()
+    for _, _, operands, scratch in seen:
+        assert operands is kept[0][2]
+        assert [t.tolist() for t in scratch] == [[7, 7, 7], [6, 6], []]
+    assert [t.tolist() for t in idle] == [[0, 0, 0], [-1, -1], []]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [32, 64, 128])
+def test_scratch_of_every_call_changes_no_bit_of_a_product(tokens: int) -> None:
+    from kernels.nvfp4 import ops
+    from kernels.step.triton_served import anew
+
+    packed = nvfp4.quantise(torch.randn(5120, 17408, device="cuda") / 64)
+    linear = ops.Linear(packed.packed, packed.scale, packed.tensor_scale, tokens=(tokens, tokens))
+    x = torch.randn(tokens, 17408, dtype=torch.bfloat16, device="cuda")
+    expected, served = linear(x), anew(linear)
+    for _ in range(5):
+        assert torch.equal(served(x), expected)
 
 
 @pytest.mark.parametrize(
