@@ -8,6 +8,8 @@ address and shape and passed by value in the launch.
 stream.py and resident.py, up to 32 tokens, read the decode kernel's copy of the weights (tiles.py); wgmma_gemm.cu and
 line.py (33 to 96 tokens of long K) another (row_tiles.py).
 
+`cuda_gemm_chained` is the same, launched programmatically as cuda_decode_chained is (cuda_decode.py says what that is).
+
 Partial sums of stream-K tiles, and the flags that say they are there, belong to the prepared operands (up to 26 MB on
 132 multiprocessors): one pair of prepared operands must not run twice at once, two pairs may.
 """
@@ -15,6 +17,7 @@ Partial sums of stream-K tiles, and the flags that say they are there, belong to
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ from kernels.nvfp4.stream import StreamConfig
 
 SOURCE = Path(__file__).with_name("wgmma_gemm.cu")
 M_MIN = 9
+CHAINED = "cuda_gemm_chained"
 TOKEN_TILES = (64, 128, 176, 256)
 ITERATION_K_BLOCKS = 2  # k blocks of 64 in a stream-K iteration
 # Clocks of one CTA for 64 k of 128 rows by so many tokens; of a stream-K fix-up, and of adding one worker's sums there
@@ -280,22 +284,25 @@ def config_of(x: torch.Tensor, n: int, place: torch.device) -> Config:
     return config
 
 
-def run(args: Tensors, out: Tensors) -> None:
+def run(args: Tensors, out: Tensors, programmatic: bool = False) -> None:
     """y[M, N] = x[M, K] @ w^T in one launch."""
     x, y = args["x"], out["y"]
-    perform(args, y, config_of(x, y.shape[1], x.device))
+    perform(args, y, config_of(x, y.shape[1], x.device), programmatic)
 
 
-def perform(args: Tensors, y: torch.Tensor, config: Config) -> None:
-    """y[M, N] = x[M, K] @ w^T with `config`, of whichever kernel it is. ValueError on a mismatch."""
+def perform(args: Tensors, y: torch.Tensor, config: Config, programmatic: bool = False) -> None:
+    """y[M, N] = x[M, K] @ w^T with `config`, of whichever kernel it is. ValueError on a mismatch.
+
+    programmatic: see `launch`.
+    """
     if isinstance(config, ResidentConfig):
-        resident.launch(args, y, config)
+        resident.launch(args, y, config, programmatic)
     elif isinstance(config, StreamConfig):
-        stream.launch(args, y, config)
+        stream.launch(args, y, config, programmatic)
     elif isinstance(config, LineConfig):
-        line.launch(args, y, config)
+        line.launch(args, y, config, programmatic)
     else:
-        launch(args, y, config)
+        launch(args, y, config, programmatic)
 
 
 def _refuses(workload: Workload) -> str:
@@ -366,15 +373,17 @@ CUDA_SOURCES = tuple(
     )
 )
 
-CANDIDATES = (
+CANDIDATES = tuple(
     Candidate(
-        name="cuda_gemm",
+        name=name,
         precision="nvfp4-w4a16",
-        run=run,
+        run=partial(run, programmatic=name == CHAINED),
         needs=Needs(capability=(9, 0), packages=("cupy",)),
         prepare=prepare,
         refuses=_refuses,
         config=_config,
         work=work,
-    ),
+        no_route="timed in a chain of its own kind only; kernels/step compares" if name == CHAINED else "",
+    )
+    for name in ("cuda_gemm", CHAINED)
 )

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.common import Tensors
-from kernels.nvfp4 import cuda_gemm, hopper, ops, row_tiles, tiles
+from kernels.nvfp4 import cuda_gemm, hopper, ops, ring_config, row_tiles, tiles
 from kernels.nvfp4 import format as nvfp4
 
 EIGHT = 8
@@ -29,8 +29,9 @@ def alternating(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 class Gated(torch.nn.Module):
     """Both weights packed once. gate, up: "packed", "scale" and "tensor_scale" as in format.py, the last of both alike.
 
-    dtype: of x and y; form: of ring_config.FORMS; tokens: of x, which choose the kernel. A call takes x [M, K] and
-    returns [M, F]; ValueError as the kernels' `launch`, for two tensor scales, and for a form of FROM tokens.
+    dtype: of x and y; form: of ring_config.FORMS, from FROM tokens on "" or cuda_gemm.CHAINED; tokens: of x, which
+    choose the kernel. A call takes x [M, K] and returns [M, F]; ValueError as the kernels' `launch`, for two tensor
+    scales, and for another number of tokens' form.
     """
 
     def __init__(
@@ -43,8 +44,9 @@ class Gated(torch.nn.Module):
         tensor_scale = gate["tensor_scale"]
         self.features, self.form, self.tensor_scale = len(gate["packed"]), form, tensor_scale
         self.many, self.k = tokens >= FROM, 2 * packed.shape[1]
-        if self.many and form:
-            raise ValueError(f"form={form!r} with {tokens} tokens: a form of few tokens; leave it out")
+        forms = ("", cuda_gemm.CHAINED) if self.many else ring_config.FORMS
+        if form not in forms:
+            raise ValueError(f"form={form!r} with {tokens} tokens: pass one of {forms}")
         self.scratch: Tensors = {}  # one for all modules, as of ops.Linear
         if self.many and packed.is_cuda:
             self.scratch = ops.SHARED.at_least("row_tiles", cuda_gemm.most_workspace("row_tiles", packed.device))
@@ -65,7 +67,8 @@ class Gated(torch.nn.Module):
         element, device = hopper.ELEMENTS.get(x.dtype, ""), x.device.index or 0
         args, shape = {"x": x, "w": self.w, "w_tensor_scale": self.tensor_scale}, (len(x), 2 * self.features, self.k)
         if self.many:
-            cuda_gemm.launch(args | self.scratch, y, _many(*shape, element, hopper.multiprocessors(device)))
+            config = _many(*shape, element, hopper.multiprocessors(device))
+            cuda_gemm.launch(args | self.scratch, y, config, programmatic=self.form == cuda_gemm.CHAINED)
         else:
             cuda_decode.launch(args, y, cuda_decode.configured(*shape, element, device, self.form, gated=True))
         return y

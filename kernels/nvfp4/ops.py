@@ -115,7 +115,7 @@ def _layout(name: str, m: int, n: int, k: int, dtype: torch.dtype, device: torch
     """The layout that candidates share copies of; empty where it is the candidate's own."""
     if name.startswith("cuda_decode"):
         return "tiles"
-    if name != "cuda_gemm":
+    if not name.startswith("cuda_gemm"):
         return ""
     from kernels.nvfp4 import cuda_gemm
 

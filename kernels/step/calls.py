@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from kernels.common import Cost, Workload
 from kernels.step.cases import model_of, new_tokens
-from kernels.step.config import GEMV, NORMED_TOKENS, SCANS, W4A8_FROM, WIDE, Config, of
+from kernels.step.config import GEMV, NORMED_TOKENS, RING_TOKENS, SCANS, W4A8_FROM, WIDE, Config, of
 from kernels.step.cost import mixture_of, parts
 
 PARTIAL_SUMS = 4.0 * 132 * 128 * 128  # bytes in which a product of many tokens adds up: a tile for each multiprocessor
@@ -116,9 +116,13 @@ def _products(workload: Workload, config: Config) -> list[Call]:
         made.append(Call("router", model.layers, cost=Cost(tokens * logits, logits), launches=launches))
     for (part, m, n, k), times in found.items():
         narrow = config.products == "w4a8" and m >= W4A8_FROM
-        name = "cuda_w4a8" if narrow else "cuda_decode_chained" if config.launch == "chained" else ""
+        form = config.form(m)
+        few = m <= RING_TOKENS  # more have no row of their own: the launch is taken away
+        name = "cuda_w4a8" if narrow else form if few else ""
         axes: dict[str, int | str] = {"M": m, "N": n, "K": k}
         made.append(Call(part, times, "nvfp4", axes, name, "nvfp4-w4a8-fast" if narrow else ""))
+        if form and not few:
+            made.append(Call("ahead", -times, cost=Cost(0.0, 0.0)))
         if config.scratch and m >= SUMS_FROM:
             made.append(Call("scratch", times, cost=Cost(0.0, PARTIAL_SUMS), launches=2))
     return made
@@ -129,7 +133,8 @@ def _ahead(workload: Workload, config: Config, gdn: int) -> list[Call]:
     whole, attention = parts(workload, config.precision), model_of(workload).kinds.count("attention")
     found = []
     if config.chained_attention:
-        found.append(Call("ahead", -attention, cost=Cost(0.0, whole["attention"].bytes / attention)))
+        old = whole["attention"].bytes / attention if sum(new_tokens(workload)) <= RING_TOKENS else 0.0
+        found.append(Call("ahead", -attention, cost=Cost(0.0, old)))  # more sequences' do not fit on chip
     if config.ahead == "state":
         found.append(Call("ahead", -gdn, cost=Cost(0.0, whole["gdn"].bytes / gdn / 2)))
     return found

@@ -33,7 +33,7 @@ WIDE, GEMV = ("all", "all_gemv"), ("alpha_beta_gemv", "all_gemv")
 W4A8_FROM = 17  # tokens, the fewest that the kernel of e4m3 products takes; with fewer they are as with w4a16
 SKINNY_TOKENS = 128  # the most of our kernels for alpha and beta, routers and the LM head
 NORMED_TOKENS = 8  # the most of the vector kernel, which may norm too
-MOST_CHAINED = 8  # tokens, of the kernel that is launched programmatically at every shape of the model
+RING_TOKENS = 8  # the most of cuda_decode in a chain, whatever the shape; more take cuda_gemm
 
 
 @dataclass(frozen=True)
@@ -116,10 +116,11 @@ class Config:
         if self.scratch and self.launch == "chained":
             raise ValueError('scratch=True with launch="chained": what fills it stands in the chain; take one')
 
-    @property
-    def form(self) -> str:
-        """Of ring_config.FORMS, "" where a launch waits."""
-        return "cuda_decode_chained" if self.launch == "chained" else ""
+    def form(self, tokens: int) -> str:
+        """The NVFP4 product of so many tokens that is launched programmatically, "" where a launch waits."""
+        return (
+            ("cuda_decode" if tokens <= RING_TOKENS else "cuda_gemm") + "_chained" if self.launch == "chained" else ""
+        )
 
     @property
     def precision(self) -> str:
@@ -151,10 +152,8 @@ class Config:
             return f"{self}: a lever of prompts, this step decodes"
         if max(new) > 1 and (self.recurrence == "apart" or self.per_sequence or self.ends == "fused"):
             return f"{self}: a lever of decode steps, this one has {max(new)} new tokens of a sequence"
-        if self.launch == "chained" and sum(new) > MOST_CHAINED:
-            return f"{self}: {sum(new)} tokens, the kernel with that form takes {MOST_CHAINED}"
-        if self.gated and MOST_CHAINED < sum(new) < GATED_FROM:
-            return f"{self}: {sum(new)} tokens, that form takes up to {MOST_CHAINED}, or {GATED_FROM} and more"
+        if self.gated and RING_TOKENS < sum(new) < GATED_FROM:
+            return f"{self}: {sum(new)} tokens, that form takes up to {RING_TOKENS}, or {GATED_FROM} and more"
         return ""
 
 
@@ -165,6 +164,7 @@ MANY = Config(packing="alpha_beta_gemv", gate_up=True, ends="fused")
 ROUTER = replace(ENDS, gated=False, router="gemv")  # of a mixture, which has no dense gate and up
 MANY_PACKED = replace(MANY, packing="all_gemv", qkv=True)
 MANY_GATED = replace(MANY_PACKED, gate_up=False, gated=True)
+MANY_CHAINED = replace(MANY_PACKED, launch="chained", chained_attention=True)
 MANY_ROUTER = replace(MANY_PACKED, gate_up=False, router="gemv")
 PROMPT = Config(convolution="fused")
 PROMPT_GATED = replace(PROMPT, gated=True)
@@ -210,6 +210,8 @@ NAMED = {
     "served_many": MANY,  # what gains at many sequences
     "served_many_packed": MANY_PACKED,
     "served_many_gated": MANY_GATED,
+    "served_many_chained": MANY_CHAINED,
+    "served_many_gated_chained": replace(MANY_CHAINED, gate_up=False, gated=True),
     "served_many_router": MANY_ROUTER,
     "served_fused_scan": Config(scan="fused"),
     "served_split_scan": Config(scan="split"),

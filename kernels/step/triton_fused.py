@@ -126,13 +126,16 @@ def split_k_kernel(
     ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     INTERPRETED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    start_dependents(PDL)
     part = tl.program_id(0)
     row, token = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.program_id(2) * T_BLOCK + tl.arange(0, T_BLOCK)
     k = part * BLOCK_K + tl.arange(0, BLOCK_K)
     of_rows, here = row < R, token < tokens
-    x = tl.load(x_ptr + token[:, None] * H + k[None, :], mask=here[:, None] & (k < H)[None, :], other=0.0)
     w = tl.load(w_ptr + row[None, :] * H + k[:, None], mask=of_rows[None, :] & (k < H)[:, None], other=0.0)
+    wait_ahead(PDL)
+    x = tl.load(x_ptr + token[:, None] * H + k[None, :], mask=here[:, None] & (k < H)[None, :], other=0.0)
     if INTERPRETED:
         y = tl.dot(x.to(tl.float32), w.to(tl.float32), input_precision="ieee")
     else:
@@ -152,9 +155,12 @@ def split_k_sum_kernel(
     MOST: tl.constexpr,
     BLOCK: tl.constexpr,
     INTERPRETED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    start_dependents(PDL)
     at, part = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, MOST)
     held = at < tokens * R
+    wait_ahead(PDL)
     each = tl.load(
         part_ptr + part[:, None] * (tokens * R) + at[None, :], mask=(part < splits)[:, None] & held[None, :], other=0.0
     )
@@ -420,11 +426,11 @@ def _skinny(weight: torch.Tensor, x: torch.Tensor, heads: int, kind: torch.dtype
     part = torch.empty(splits, tokens, rows, device=x.device)
     split_k_kernel[(splits, triton.cdiv(rows, SPLIT_ROWS), triton.cdiv(tokens, t_block))](
         x, weight, part, tokens, rows, hidden, T_BLOCK=t_block, ROWS=SPLIT_ROWS, BLOCK_K=SPLIT_K,
-        INTERPRETED=interpreted(), num_warps=4,
+        INTERPRETED=interpreted(), **launch(pdl), num_warps=4,
     )  # fmt: skip
     split_k_sum_kernel[(triton.cdiv(tokens * rows, SUMS),)](
         part, out, splits, tokens, rows, HEADS=heads, MOST=triton.next_power_of_2(splits), BLOCK=SUMS,
-        INTERPRETED=interpreted(), num_warps=4,
+        INTERPRETED=interpreted(), **launch(pdl), num_warps=4,
     )  # fmt: skip
     return out
 

@@ -193,7 +193,7 @@ def prepare(inputs: Tensors, config: Config | None = USUAL) -> Args:
         at = key.removesuffix("gate_proj.weight_packed")
         gate, up = ({p: inputs[f"{at}{n}_proj.weight_{p}"] for p in ("packed", "scale", "tensor_scale")}
                     for n in ("gate", "up"))  # fmt: skip
-        args["gated"][at] = nvfp4_gated.Gated(gate, up, form=config.form, tokens=tokens)
+        args["gated"][at] = nvfp4_gated.Gated(gate, up, form=config.form(tokens), tokens=tokens)
         replaced |= {f"{at}gate_proj", f"{at}up_proj"}
     args["linears"] = {}
     for name in (key.removesuffix(".weight_packed") for key in inputs if key.endswith(".weight_packed")):
@@ -204,7 +204,7 @@ def prepare(inputs: Tensors, config: Config | None = USUAL) -> Args:
         if config.products == "w4a8" and device.type != "cuda":
             args["linears"][name] = partial(in_e4m3, weight)
             continue
-        only = W4A8 if config.products == "w4a8" and rows >= W4A8_FROM else config.form
+        only = W4A8 if config.products == "w4a8" and rows >= W4A8_FROM else config.form(rows)
         one = nvfp4_ops.Linear(*weight, tokens=(rows, rows), only=only)
         args["linears"][name] = anew(one) if config.scratch else one
     lengths = [last - first for first, last in args["spans"]]

@@ -342,15 +342,63 @@ def test_the_simulation_sees_mistakes_in_a_split_tile(change, wrong):
     assert unless_stopped(sound) != wrong
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "k", "kernel"),
+    [(32, 17408, 5120, stream), (32, 5120, 6144, resident), (64, 17408, 5120, line), (128, 17408, 5120, cuda_gemm)],
+)
+def test_every_kernel_of_a_chained_product_is_launched_programmatically(m, n, k, kernel, monkeypatch):
+    seen = []
+    for module in (cuda_gemm, line, resident, stream):
+        monkeypatch.setattr(
+            module, "launch", lambda args, y, config, programmatic=False, own=module: seen.append((own, programmatic))
+        )
+    both = {candidate.name: candidate for candidate in cuda_gemm.CANDIDATES}
+    args, out = {"x": torch.empty(m, k, dtype=torch.bfloat16)}, {"y": torch.empty(m, n, dtype=torch.bfloat16)}
+    for name in ("cuda_gemm", "cuda_gemm_chained"):
+        both[name].run(args, out)
+    assert seen == [(kernel, False), (kernel, True)]
+    assert both["cuda_gemm_chained"].no_route
+
+
+def test_a_gated_product_refuses_another_number_of_tokens_form():
+    parts = {"packed": torch.zeros(8, 16, dtype=torch.uint8), "scale": torch.zeros(8, 2, dtype=torch.uint8)}
+    gate = parts | {"tensor_scale": torch.ones(1)}
+    for tokens, form in ((8, "cuda_gemm_chained"), (97, "cuda_decode_chained")):
+        with pytest.raises(ValueError, match=f"{form}' with {tokens} tokens: pass one of"):
+            gated.Gated(gate, gate, form=form, tokens=tokens)
+    for tokens, form in ((8, "cuda_decode_chained"), (97, "cuda_gemm_chained")):
+        assert gated.Gated(gate, gate, form=form, tokens=tokens).form == form
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("m", [16, 32, 64, 128, 512])
+def test_chained_products_have_the_bits_of_those_that_wait(m):
+    """Each reads what the one ahead of it wrote, out of one workspace, and its result is written over at once."""
+    skip_unless_hopper()
+    first, second = (cases.inputs(cases._check(m, *nk, "bf16"), seed=1, device="cuda")
+                     for nk in ((17408, 5120), (5120, 17408)))  # fmt: skip
+    found = []
+    for only in ("cuda_gemm", "cuda_gemm_chained"):
+        up, down = (ops.Linear(*(given[name] for name in ("w_packed", "w_scale", "w_tensor_scale")), tokens=(m, m),
+                               only=only) for given in (first, second))  # fmt: skip
+        x = first["x"]
+        for _ in range(20):
+            y = down(up(x))
+            x = (y.float() / y.float().std()).to(x.dtype)
+        found.append(x)
+    assert torch.equal(*found)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", ["", "cuda_gemm_chained"])
 @pytest.mark.parametrize(("m", "f", "k"), [(97, 352, 1040), (128, 17408, 5120), (512, 17408, 5120), (700, 3000, 2064)])
-def test_gated_products_of_many_tokens_on_a_gpu(m, f, k):
+def test_gated_products_of_many_tokens_on_a_gpu(m, f, k, form):
     skip_unless_hopper()
     inputs = cases.inputs(cases._check(m, 2 * f, k, "bf16"), seed=1, device="cuda")
     parts = {"packed": inputs["w_packed"], "scale": inputs["w_scale"]}
     gate, up = ({n: t[at : at + f] for n, t in parts.items()} | {"tensor_scale": inputs["w_tensor_scale"]}
                 for at in (0, f))  # fmt: skip
-    layer, x = gated.Gated(gate, up, tokens=m), inputs["x"]
+    layer, x = gated.Gated(gate, up, tokens=m, form=form), inputs["x"]
     y = [layer(x) for _ in range(3)]
     both = (x.double() @ weights(inputs).T).split(f, dim=1)
     assert near(y[0], torch.nn.functional.silu(both[0]) * both[1])

@@ -43,6 +43,7 @@ SAME = {  # lever: what it must equal bit for bit
     "served_few_router_norms": "served_few_router",
     "served_few_norms": "served_few_ends",
     "served_few_qkv": "served_few_ends",
+    "served_many_chained": "served_many_packed", "served_many_gated_chained": "served_many_gated",
     "served_all_logits": "served", "served_scratch": "served",
     "served_replayed": "served", "served_replayed_waits": "served", "served_fused_scan": "served",
     "served_split_scan": "served",
@@ -524,7 +525,7 @@ def test_a_place_in_the_chain_needs_the_chain(lever: Any) -> None:
         ("served_few_router", "decode_q36-27b_l16_npl1_ctx1024", "a lever of mixtures"),
         ("served_few_norms", "decode_q36-35b-a3b_l20_npl1_ctx1024", "a lever of dense layers"),
         ("served_many", "prefill_q36-27b_l8_npl1_t512_ctx0", "512 tokens, 128 are the most"),
-        ("served_few_ends", "decode_q36-27b_l16_npl32_ctx1024", "the kernel with that form takes 8"),
+        ("served_few_gated", "decode_q36-27b_l16_npl32_ctx1024", "32 tokens, that form takes up to 8, or 97 and more"),
         ("served_prompt_conv", "decode_q36-27b_l16_npl1_ctx1024", "a lever of prompts"),
         ("served_prompt_gated", "prefill_odd_npl1_t21_ctx0", "21 tokens, that form takes up to 8, or 97 and more"),
     ],
@@ -636,8 +637,8 @@ def test_a_small_kernel_of_the_chain_writes_nothing_before_the_kernel_ahead_has_
         [sys.executable, "-c", PDL_PTX], capture_output=True, text=True, check=True, cwd=REPOSITORY, env=environment
     )
     found = json.loads(said.stdout)
-    assert {label.split()[0] for label in found} == {*SMALL, "greedy"}, "those without a programmatic form are left out"
-    early = "add_norm", "norm_gemv", "alpha_beta", "router", "gated_norm", "begin", "head"
+    assert {label.split()[0] for label in found} == {*SMALL, "greedy", "split_k", "split_k_sum"}
+    early = "add_norm", "norm_gemv", "alpha_beta", "router", "gated_norm", "begin", "head", "split_k "
     for label, ptx in found.items():
         ahead, _, behind = ptx.partition("griddepcontrol.wait")
         assert "griddepcontrol.launch_dependents" in ahead, label
