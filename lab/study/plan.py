@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -109,16 +110,28 @@ def plan(card: phases.Card, placements: int = interval.PLACEMENTS, peers: bool =
 
 
 def seconds_of(card: phases.Card, items: Sequence[measure.Item], placements: int, device: str) -> dict[str, float]:
-    """Workload -> what its comparison takes, s: as it took before, on this device if it can be, else as others did.
+    """Workload -> what its comparison takes, s: as it took before, on this device if it can be.
 
-    Where no row of the card says it, by what allocating sets and starting processes takes.
+    Else as another card's took at the workload, by number of arms, or this card's at others; where no row says it, by
+    what allocating sets and starting processes takes.
     """
     arms = max(len(item.arms) for item in items)
     guess = PLACEMENT_S * placements * (arms + 1) + PROCESS_S * evidence.PROCESSES * arms + measure.Settings().seconds
-    rows = [row for row in store.rows(phase=card.id) if row.took_s and row.placements == placements]
-    seen = {row.workload_id: row.took_s or 0.0 for row in sorted(rows, key=lambda r: (r.device == device, r.started))}
-    others = statistics.fmean(seen.values()) if seen else guess
-    return {item.workload.id: seen.get(item.workload.id, others) for item in items}
+    rows = [row for row in store.rows(family=card.family) if row.took_s and row.placements == placements]
+    of_run = Counter((row.run, row.workload_id) for row in rows)
+    seen, elsewhere = dict[str, float](), dict[str, float]()
+    for row in sorted(rows, key=lambda r: (r.device == device, r.started)):
+        if row.phase == card.id:
+            seen[row.workload_id] = row.took_s or 0.0
+        else:
+            elsewhere[row.workload_id] = (row.took_s or 0.0) / of_run[row.run, row.workload_id]
+    mean = statistics.fmean(seen.values()) if seen else guess
+
+    def took(item: measure.Item) -> float:
+        at = item.workload.id
+        return seen.get(at) or elsewhere.get(at, 0.0) * len(item.arms) or mean
+
+    return {item.workload.id: took(item) for item in items}
 
 
 def _refuse_unable(items: Sequence[measure.Item], device: devices.Device) -> None:

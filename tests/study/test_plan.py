@@ -35,7 +35,7 @@ def test_what_a_card_costs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_a_comparison_took_before_is_what_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newest on this device; of a workload that no row has, the mean of the others."""
+    """The newest on this device; of a workload that no row has, another card's by arm, else the mean of the others."""
     first, second, third = CARD.workloads
 
     def took(workload: str, seconds: float, device: str, started: str, placements: int = 8) -> Measurement:
@@ -52,6 +52,10 @@ def test_what_a_comparison_took_before_is_what_it_costs(monkeypatch: pytest.Monk
     assert plan.seconds_of(CARD, items, 8, "h200") == {first: 50.0, second: 30.0, third: 40.0}
     assert plan.seconds_of(CARD, items, 8, "h100") == {first: 20.0, second: 30.0, third: 25.0}
     assert plan.plan(CARD).seconds == 120.0
+    arms = next(len(item.arms) for item in items if item.workload.id == third)
+    more: dict[str, Any] = {"workload_id": third, "took_s": 12.0, "started": "2026-01-01", "run": "one"}
+    rows += [measurement(phase="another", device="h200", placements=8, name=name, **more) for name in "abc"]
+    assert plan.seconds_of(CARD, items, 8, "h200") == {first: 50.0, second: 30.0, third: 4.0 * arms}
 
 
 def test_a_line_is_decided_beyond_what_the_interval_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
