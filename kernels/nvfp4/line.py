@@ -33,10 +33,10 @@ PAIR_TOKENS, PAIR_ITERATIONS = 48, 12  # from here on x is read so often that tw
 
 @dataclass(frozen=True)
 class LineConfig:
-    """A compiled kernel (dtype .. stages) and its launch (workers).
+    """A compiled kernel (dtype .. stages, gated) and its launch (workers).
 
     tokens: that the products have. groups: warpgroups of 64 rows each. cluster: CTAs that share x. stages: of the
-    pipeline, an iteration (64 rows a group x 128 k, its x) each. workers: CTAs, or clusters.
+    pipeline, an iteration (64 rows a group x 128 k, its x) each. workers: CTAs, or clusters. gated: as of StreamConfig.
     """
 
     dtype: str
@@ -45,11 +45,13 @@ class LineConfig:
     cluster: int = 1
     stages: int = STAGES
     workers: int = 1
+    gated: bool = False
 
     @property
     def kernel(self) -> str:
         """The kernel's name, which tells its macros."""
-        return f"nvfp4_line_{self.dtype}_t{self.tokens}_g{self.groups}_x{self.cluster}_s{self.stages}"
+        gated = "_gated" * self.gated
+        return f"nvfp4_line_{self.dtype}_t{self.tokens}_g{self.groups}_x{self.cluster}_s{self.stages}{gated}"
 
     @property
     def threads(self) -> int:
@@ -129,7 +131,7 @@ def source(config: LineConfig) -> CudaSource:
         "NATURAL": 1,
         "CONSUMERS": config.groups,
         "CLUSTER": config.cluster,
-    }
+    } | ({"GATED": 1} if config.gated else {})
     return hopper.source(stream.SOURCE, config.kernel, config.shared_bytes, macros)
 
 
@@ -139,18 +141,20 @@ def workspace(config: LineConfig, device: torch.device) -> Tensors:
 
 
 def numbers(m: int, n: int, k: int, config: LineConfig) -> tuple[int, ...]:
-    """What the kernel is told of a shape: m, n, iterations of a block, and the stream-K partition."""
-    return m, n, depth_of(k), *divmod(iterations_of(n, k, config.rows), config.workers)
+    """What the kernel is told of y [m, n]: m, n, iterations of a block, and the stream-K partition."""
+    return m, n, depth_of(k), *divmod(iterations_of(n * (1 + config.gated), k, config.rows), config.workers)
 
 
 def launch(args: Tensors, y: torch.Tensor, config: LineConfig, programmatic: bool = False) -> None:
     """y[M, N] = x[M, K] @ w^T with `config`, one launch on torch's current stream. ValueError on a mismatch.
 
-    programmatic: it may start, and fetch weights, while the kernel ahead of it ends.
+    y is [M, N / 2] where `config` is gated. programmatic: it may start, and fetch weights, while the kernel ahead of
+    it ends.
     """
     x, w, sums = args["x"], args["w"], args["sums"]
     (m, k), n = x.shape, y.shape[1]
-    if hopper.check(x, w, y, tiles.ROWS, -(-k // tiles.COLS)) != config.dtype or m > config.tokens:
+    rows = tiles.ROWS // (1 + config.gated)
+    if hopper.check(x, w, y, rows, -(-k // tiles.COLS)) != config.dtype or m > config.tokens:
         raise ValueError(f"x is {x.dtype} {tuple(x.shape)}; {config} takes {config.dtype} of at most {config.tokens}")
     if sums.numel() < 2 * config.workers * config.part_floats:
         raise ValueError(f"{sums.numel()} partial sums are too few for {config}; pass its workspace()")

@@ -28,20 +28,22 @@ ITERATIONS_MIN = 12  # of a multiprocessor, below which prologue and epilogue co
 
 @dataclass(frozen=True)
 class StreamConfig:
-    """A compiled kernel (dtype, tokens, stages) and its launch (workers).
+    """A compiled kernel (dtype, tokens, stages, gated) and its launch (workers).
 
     tokens: that the products have. stages: of the pipeline, an iteration (256 rows x 128 k, its x) each. workers: CTAs.
+    gated: SiLU(gate) * up of rows that alternate in eights (gated.py).
     """
 
     dtype: str
     tokens: int
     stages: int
     workers: int = 1
+    gated: bool = False
 
     @property
     def kernel(self) -> str:
         """The kernel's name, which tells its macros."""
-        return f"nvfp4_stream_{self.dtype}_t{self.tokens}_s{self.stages}_boxes"
+        return f"nvfp4_stream_{self.dtype}_t{self.tokens}_s{self.stages}_boxes{'_gated' * self.gated}"
 
     @property
     def threads(self) -> int:
@@ -94,6 +96,7 @@ def choose_config(m: int, n: int, k: int, dtype: str, sms: int = SMS, **fixed: A
 def source(config: StreamConfig) -> CudaSource:
     """What `config` compiles to; the launch's part of it does not count."""
     macros = {"X_BF16": int(config.dtype == "bf16"), "BLOCK_M": config.tokens, "STAGES": config.stages}
+    macros |= {"GATED": 1} if config.gated else {}
     return hopper.source(SOURCE, config.kernel, config.shared_bytes, macros)
 
 
@@ -103,18 +106,20 @@ def workspace(config: StreamConfig, device: torch.device) -> Tensors:
 
 
 def numbers(m: int, n: int, k: int, config: StreamConfig) -> tuple[int, ...]:
-    """What the kernel is told of a shape: m, n, k, iterations of a block, and the stream-K partition."""
-    return m, n, k, depth_of(k), *divmod(iterations_of(n, k), config.workers)
+    """What the kernel is told of y [m, n]: m, n, k, iterations of a block, and the stream-K partition."""
+    return m, n, k, depth_of(k), *divmod(iterations_of(n * (1 + config.gated), k), config.workers)
 
 
 def launch(args: Tensors, y: torch.Tensor, config: StreamConfig, programmatic: bool = False) -> None:
     """y[M, N] = x[M, K] @ w^T with `config`, one launch on torch's current stream. ValueError on a mismatch.
 
-    programmatic: it may start, and fetch weights, while the kernel ahead of it ends.
+    y is [M, N / 2] where `config` is gated. programmatic: it may start, and fetch weights, while the kernel ahead of
+    it ends.
     """
     x, w, parts = args["x"], args["w"], args["parts"]
     (m, k), n = x.shape, y.shape[1]
-    if hopper.check(x, w, y, tiles.ROWS, -(-k // tiles.COLS)) != config.dtype or m > config.tokens:
+    rows = tiles.ROWS // (1 + config.gated)
+    if hopper.check(x, w, y, rows, -(-k // tiles.COLS)) != config.dtype or m > config.tokens:
         raise ValueError(f"x is {x.dtype} {tuple(x.shape)}; {config} takes {config.dtype} of at most {config.tokens}")
     if parts.numel() < 2 * config.workers * config.part_floats:
         raise ValueError(f"{parts.numel()} partial sums are too few for {config}; pass its workspace()")

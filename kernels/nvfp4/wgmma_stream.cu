@@ -20,8 +20,14 @@
 // thread of one more warpgroup issues all copies, and tokens go up to 128. CLUSTER 2: two CTAs, which make blocks of
 // their own at the same k, each load half of x for both (multicast).
 //
+// GATED: weight rows are eight of a gate and eight of an up projection in turn, so a lane has both of a feature, and y
+// [m, n] is SiLU(gate) * up of n features, of 2 n rows.
+//
 // Macros: KERNEL (name), X_BF16 0/1, BLOCK_M 16/24/32 (tokens; NATURAL: multiples of 16 up to 128), STAGES (a power of
-// two, at least 4); NATURAL 0/1, CONSUMERS (warpgroups) and CLUSTER 1/2 where it is 1.
+// two, at least 4); NATURAL 0/1, CONSUMERS (warpgroups) and CLUSTER 1/2 where it is 1; GATED 0/1 (0 where not given).
+#ifndef GATED
+#define GATED 0
+#endif
 #ifndef NATURAL
 #define NATURAL 0
 #define CONSUMERS 4
@@ -352,12 +358,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         // warp writes 16 bytes each.
         const unsigned staged = base + STAGED + 256 * N_TILES * warp;
         const auto stage_sums = [&](int e, const float4& v) {
-            stmatrix_x2_trans(staged + 256 * e + 32 * (late_lane % 8) + 16 * (late_lane / 8 % 2),
-                              pack_pair<X_BF16>(v.x * scale, v.y * scale), pack_pair<X_BF16>(v.z * scale, v.w * scale));
+            const unsigned to = staged + 256 * e + 32 * (late_lane % 8) + 16 * (late_lane / 8 % 2);
+            if constexpr (GATED) {  // eight features, twice
+                const unsigned both =
+                    pack_pair<X_BF16>(silu_times(v.x * scale, v.z * scale), silu_times(v.y * scale, v.w * scale));
+                stmatrix_x2_trans(to, both, both);
+            } else {
+                stmatrix_x2_trans(to, pack_pair<X_BF16>(v.x * scale, v.y * scale),
+                                  pack_pair<X_BF16>(v.z * scale, v.w * scale));
+            }
         };
         const auto write = [&](int e) {
-            const int token = 8 * e + late_lane / 2;
-            const int row = BLOCK_N * (CLUSTER * block + rank) + 16 * warp + late_lane % 2 * 8;
+            const int token = 8 * e + late_lane / 2, first_row = BLOCK_N * (CLUSTER * block + rank) + 16 * warp;
+            const int row = GATED ? first_row / 2 + n * (late_lane % 2) : first_row + late_lane % 2 * 8;
             if (late_lane >= 16 || token >= m || row >= n) return;
             unsigned short* const to = y + static_cast<size_t>(token) * n + row;
             const unsigned source = staged + 256 * e + 16 * late_lane;

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from kernels.common import Workload
-from kernels.nvfp4.gated import FROM as GATED_FROM
 from kernels.step.cases import bytes_of, model_of, new_tokens
 
 VALUES = {
@@ -34,6 +33,7 @@ W4A8_FROM = 17  # tokens, the fewest that the kernel of e4m3 products takes; wit
 SKINNY_TOKENS = 128  # the most of our kernels for alpha and beta, routers and the LM head
 NORMED_TOKENS = 8  # the most of the vector kernel, which may norm too
 RING_TOKENS = 8  # the most of cuda_decode in a chain, whatever the shape; more take cuda_gemm
+GATED_FROM = 97  # tokens, of those with more than RING_TOKENS, from which SiLU in the product has been measured
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,6 @@ class Config:
             return f"{self}: a lever of prompts, this step decodes"
         if max(new) > 1 and (self.recurrence == "apart" or self.per_sequence or self.ends == "fused"):
             return f"{self}: a lever of decode steps, this one has {max(new)} new tokens of a sequence"
-        if self.gated and RING_TOKENS < sum(new) < GATED_FROM:
-            return f"{self}: {sum(new)} tokens, that form takes up to {RING_TOKENS}, or {GATED_FROM} and more"
         return ""
 
 

@@ -17,19 +17,21 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import structs
 
+from lab.base.console import table
 from lab.base.errors import REPOSITORY, BadInput, nearest, reason
 from lab.bench import machine, measure, ncu
 from lab.card import phases
@@ -93,6 +95,8 @@ UNITS: dict[str, dict[str, float]] = {
 }
 # The share of its peak from which a unit counts as the bound; below it for every unit, the kernel waits on latency.
 BOUND_PCT = 60.0
+COUNTED_PCT = 1.0  # of a call's time under the profiler, the least that a line has where launches are many
+ALIKE = 1.2  # launches of one kernel are of one shape up to this ratio of their bytes
 PARTS = {"dram_pct": "DRAM", "l2_pct": "L2", "tensor_pct": "tensor pipe", "issue_pct": "issue",
          "shared_pct": "shared memory"}  # fmt: skip
 
@@ -307,11 +311,43 @@ def newest(device_id: str) -> dict[tuple[str, str], list[Counter]]:
     return found
 
 
-def render(row: Counter) -> str:
-    """One row as two lines for a terminal."""
+def typical(rows: Iterable[Counter]) -> list[tuple[Counter, int]]:
+    """Of a call's launches that are alike the one of the median time, and how many they are; the longest in sum first.
+
+    Those of one kernel and grid that read about as much; without those that take less than COUNTED_PCT of the call.
+    """
+    groups: list[list[Counter]] = []
+    for row in sorted(rows, key=lambda r: (r.kernel, r.grid or 0, r.dram_read_bytes or 0)):
+        first = groups[-1][0] if groups else None
+        same = first is not None and (first.kernel, first.grid) == (row.kernel, row.grid)
+        if first is not None and same and (row.dram_read_bytes or 0) <= ALIKE * (first.dram_read_bytes or 0):
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    least = COUNTED_PCT / 100 * _sum_us(row for group in groups for row in group)
+    long = [group for group in sorted(groups, key=_sum_us, reverse=True) if _sum_us(group) >= least]
+    return [(sorted(group, key=lambda r: r.duration_us or 0)[len(group) // 2], len(group)) for group in long]
+
+
+def _sum_us(rows: Iterable[Counter]) -> float:
+    return math.fsum(row.duration_us or 0 for row in rows)
+
+
+def render(rows: Sequence[Counter]) -> str:
+    """A call for a terminal: two lines, or a table of what its launches are, by kernel."""
+    row = rows[0]
     name = f"{row.phase} {row.workload_id} {row.arm} {row.name}"
     if row.status != "ok":
         return f"{name}: {row.status}: {row.message}"
+    if len(rows) > 1:
+        cells = [
+            [one.kernel, str(count), f"{one.duration_us:.2f}", *(f"{share or 0:.0f} %" for share in
+             (one.dram_pct, one.tensor_pct, one.issue_pct)), bound(one)]
+            for one, count in typical(rows)
+        ]  # fmt: skip
+        head = ("kernel", "launches", "us each", "DRAM", "tensor", "issue", "what binds")
+        told = f"{name}: {len(rows)} launches, {_sum_us(rows):,.1f} us profiled, each alone and from a cold L2"
+        return f"{told}\n{table(head, cells, (30, 8, 7, 5, 6, 5, 26))}"
     shares = " ".join(f"{key[:-4]} {getattr(row, key):.0f}%" for key in METRICS if key.endswith("_pct"))
     size = f"{row.registers:.0f} registers, {(row.shared_bytes or 0) / 1024:.0f} KB shared"
     moved = f"DRAM {(row.dram_read_bytes or 0) / 1e6:.1f}+{(row.dram_write_bytes or 0) / 1e6:.1f} MB"
@@ -328,8 +364,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise BadInput("lab counters", "needs card ids", "see `lab phases`")
     cards = [phases.card(name) for name in arguments.phase]
     plan(cards, arguments.workload, arguments.arm, arguments.peers)  # refuses a misspelt name before a GPU is needed
-    for row in measured(cards, arguments.workload, arguments.arm, arguments.peers):
-        print(json.dumps(row.to_json()) if arguments.json else render(row), flush=True)
+    taken = measured(cards, arguments.workload, arguments.arm, arguments.peers)
+    for _, call in groupby(taken, key=lambda row: (row.phase, row.workload_id, row.arm, row.name)):
+        rows = list(call)
+        print("\n".join(json.dumps(row.to_json()) for row in rows) if arguments.json else render(rows), flush=True)
     return 0
 
 

@@ -23,7 +23,7 @@ from lab.check import families
 from lab.judge import evidence, verdicts
 from lab.place import roofline
 from lab.row import store
-from lab.row.records import Counter, Measurement
+from lab.row.records import Measurement
 from lab.study import composed, own
 from lab.trace import stored, windows
 from lab.trace.model import short_name
@@ -38,8 +38,6 @@ FLOORS = ("<!-- floors by lab write --notes -->", "<!-- end of floors -->")
 LLAMA_CPP = ("<!-- llama.cpp by lab write --notes -->", "<!-- end of llama.cpp -->")
 EXPECTED = ("<!-- expected by lab write --notes -->", "<!-- end of expected -->")
 COUNTERS = ("<!-- counters by lab write --notes -->", "<!-- end of counters -->")
-COUNTED_PCT = 1.0  # of a call's time under the profiler, the least that a line of counters has
-ALIKE = 1.2  # launches of one kernel are of one shape up to this ratio of their bytes
 GAPS = ("<!-- gaps by lab write --notes -->", "<!-- end of gaps -->")
 HEAD = (
     "Median us of the runs that each verdict stands on. Change: the candidate's, median of the paired blocks. Of",
@@ -168,10 +166,7 @@ def gaps(family: str, device_id: str = "h200") -> list[str]:
 
 
 def counted(family: str, device_id: str = "h200") -> list[str]:
-    """Of the newest counters of each call of many launches: what binds its kernels, those that take COUNTED_PCT of it.
-
-    Alone and from a cold L2, as Nsight Compute runs them; of launches that are alike the one of the median time.
-    """
+    """Of the newest counters of each call of many launches: what binds its kernels, alone and from a cold L2."""
     lines = [
         "| arm | workload | kernel | launches | us each | DRAM | tensor | issue | what binds |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -179,28 +174,11 @@ def counted(family: str, device_id: str = "h200") -> list[str]:
     for (arm, workload), rows in sorted(counters.newest(device_id).items()):
         if rows[0].family != family or len(rows) == 1:
             continue
-        whole = math.fsum(row.duration_us or 0 for row in rows)
-        for group in sorted(_alike(rows), key=lambda group: -math.fsum(r.duration_us or 0 for r in group)):
-            if math.fsum(r.duration_us or 0 for r in group) < COUNTED_PCT / 100 * whole:
-                continue
-            row = sorted(group, key=lambda r: r.duration_us or 0)[len(group) // 2]
+        for row, launches in counters.typical(rows):
             shares = " | ".join(f"{share or 0:.0f} %" for share in (row.dram_pct, row.tensor_pct, row.issue_pct))
-            cells = f"`{short_name(row.kernel)}` | {len(group)} | {row.duration_us:.1f} | {shares}"
+            cells = f"`{short_name(row.kernel)}` | {launches} | {row.duration_us:.1f} | {shares}"
             lines.append(f"| {arm} | `{workload}` | {cells} | {counters.bound(row)} |")
     return lines
-
-
-def _alike(rows: Iterable[Counter]) -> list[list[Counter]]:
-    """Launches of one kernel and grid that read about as much."""
-    groups: list[list[Counter]] = []
-    for row in sorted(rows, key=lambda r: (r.kernel, r.grid or 0, r.dram_read_bytes or 0)):
-        first = groups[-1][0] if groups else None
-        same = first is not None and (first.kernel, first.grid) == (row.kernel, row.grid)
-        if first is not None and same and (row.dram_read_bytes or 0) <= ALIKE * (first.dram_read_bytes or 0):
-            groups[-1].append(row)
-        else:
-            groups.append([row])
-    return groups
 
 
 def table(family: str) -> list[str]:

@@ -297,9 +297,20 @@ def test_a_row_that_could_mislead_is_refused(made: Callable[[], Counter], tmp_pa
 
 
 def test_a_row_prints_its_bound_and_its_failure() -> None:
-    assert "DRAM at 66 % of its peak" in counters.render(a_row())
+    assert "DRAM at 66 % of its peak" in counters.render([a_row()])
     failed = dict.fromkeys(READS) | {"status": "skipped", "message": "no such GPU"}
-    assert counters.render(a_row(**failed)).endswith("skipped: no such GPU")
+    assert counters.render([a_row(**failed)]).endswith("skipped: no such GPU")
+
+
+def test_a_call_of_many_launches_prints_a_line_for_each_kernel() -> None:
+    rows = [a_row(kernel=kernel, launch=n, duration_us=us) for n, (kernel, us) in
+            enumerate((("scan", 4.0), ("product", 30.0), ("scan", 6.0), ("fill", 0.1), ("scan", 5.0)))]  # fmt: skip
+    told, _, _, *lines = counters.render(rows).splitlines()
+    assert "5 launches, 45.1 us profiled" in told
+    assert [line.split()[:3] for line in lines if not line.startswith(" ")] == [
+        ["product", "1", "30.00"], ["scan", "3", "5.00"],
+    ]  # fmt: skip
+    assert max(map(len, lines)) <= 100
 
 
 def test_bad_input_and_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -363,11 +363,22 @@ def test_every_kernel_of_a_chained_product_is_launched_programmatically(m, n, k,
 def test_a_gated_product_refuses_another_number_of_tokens_form():
     parts = {"packed": torch.zeros(8, 16, dtype=torch.uint8), "scale": torch.zeros(8, 2, dtype=torch.uint8)}
     gate = parts | {"tensor_scale": torch.ones(1)}
-    for tokens, form in ((8, "cuda_gemm_chained"), (97, "cuda_decode_chained")):
+    for tokens, form in ((8, "cuda_gemm_chained"), (9, "cuda_decode_chained")):
         with pytest.raises(ValueError, match=f"{form}' with {tokens} tokens: pass one of"):
             gated.Gated(gate, gate, form=form, tokens=tokens)
-    for tokens, form in ((8, "cuda_decode_chained"), (97, "cuda_gemm_chained")):
+    for tokens, form in ((8, "cuda_decode_chained"), (9, "cuda_gemm_chained")):
         assert gated.Gated(gate, gate, form=form, tokens=tokens).form == form
+
+
+def test_a_gated_product_has_the_kernel_and_layout_of_its_number_of_tokens():
+    found = [str(gated.many(m, 2 * 17408, 5120, "bf16", 132)).split("_t")[0] for m in (9, 32, 33, 96, 97, 2048)]
+    assert found == ["nvfp4_stream_bf16"] * 2 + ["nvfp4_line_bf16"] * 2 + ["nvfp4_gemm_bf16"] * 2
+    parts = {"packed": torch.zeros(8, 2560, dtype=torch.uint8), "scale": torch.zeros(8, 320, dtype=torch.uint8)}
+    gate = parts | {"tensor_scale": torch.ones(1)}
+    layouts = [gated.Gated(gate, gate, tokens=m).layout for m in (8, 9, 32, 33, 128)]
+    assert layouts == ["tiles", "tiles", "tiles", "row_tiles", "row_tiles"]
+    sources = [cuda_gemm.source(gated.many(m, 2 * 17408, 5120, "bf16", 132)) for m in (32, 64, 128)]
+    assert all("-DGATED=1" in source.options for source in sources)
 
 
 @pytest.mark.gpu
@@ -391,7 +402,11 @@ def test_chained_products_have_the_bits_of_those_that_wait(m):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", ["", "cuda_gemm_chained"])
-@pytest.mark.parametrize(("m", "f", "k"), [(97, 352, 1040), (128, 17408, 5120), (512, 17408, 5120), (700, 3000, 2064)])
+@pytest.mark.parametrize(
+    ("m", "f", "k"),
+    [(16, 17408, 5120), (32, 17408, 5120), (64, 17408, 5120), (97, 352, 1040), (128, 17408, 5120), (512, 17408, 5120),
+     (700, 3000, 2064)],
+)  # fmt: skip
 def test_gated_products_of_many_tokens_on_a_gpu(m, f, k, form):
     skip_unless_hopper()
     inputs = cases.inputs(cases._check(m, 2 * f, k, "bf16"), seed=1, device="cuda")
@@ -406,7 +421,7 @@ def test_gated_products_of_many_tokens_on_a_gpu(m, f, k, form):
 
 
 WITH_GATE = [  # gate and up of Qwen3.6-27B
-    cuda_gemm.source(cuda_gemm.choose_config(m, 2 * 17408, 5120, "bf16", gated=True)) for m in (128, 2048)
+    cuda_gemm.source(gated.many(m, 2 * 17408, 5120, "bf16", 132)) for m in (24, 32, 48, 64, 96, 128, 2048)
 ]
 
 

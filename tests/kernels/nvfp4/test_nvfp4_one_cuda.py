@@ -6,6 +6,7 @@ layout, the rest is in its own tests. wgmma_gemm.cu knows no other: test_nvfp4_g
 
 import functools
 import shutil
+import sys
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from kernels.nvfp4 import cases, cuda_gemm, gemm_tiles, hopper, line, ring_confi
 from kernels.nvfp4.controls import cuda_one
 from lab.check.aot_worker import compile_cuda
 from tests.kernels.nvfp4 import test_nvfp4_decode_cpu as ring
+from tests.kernels.nvfp4 import test_nvfp4_stream_cuda as streamed
 from tests.kernels.on_cpu.nvfp4_on_cpu import library, right_every_time, simulated, skip_unless_hopper, within_tolerance
 from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, needs_compiler, unless_stopped
 
@@ -45,7 +47,7 @@ def on_cpu(config: line.LineConfig, change: Change = UNCHANGED) -> StandIn:
 
 def simulate(kernel: StandIn, config: line.LineConfig, inputs: Tensors, seed: int) -> torch.Tensor:
     """y, NaN where the launch leaves sums behind; raises Stopped."""
-    x, n = inputs["x"], inputs["w_packed"].shape[0]
+    x, n = inputs["x"], inputs["w_packed"].shape[0] // (1 + config.gated)
     w = row_tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], x.dtype)
     y = torch.full((x.shape[0], n), float("nan"), dtype=x.dtype)
     sums = line.workspace(config, x.device)["sums"]
@@ -123,6 +125,20 @@ def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, fixed):
     config = line.choose_config(m, n, k, dtype, **fixed)
     kernel = on_cpu(config)
     right_every_time((simulate(kernel, config, inputs, seed) for seed in range(2)), problem, inputs)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("m", "f", "k", "dtype", "fixed"),
+    [
+        (33, 248, 1040, "bf16", {"workers": 5}),
+        (64, 152, 528, "fp16", {"workers": 2, "cluster": 2}),
+        (90, 352, 656, "bf16", {"workers": 3, "cluster": 2, "groups": 2}),
+    ],
+)
+def test_a_gated_block_is_silu_of_its_gate_times_up(m, f, k, dtype, fixed):
+    config = line.choose_config(m, 2 * f, k, dtype, gated=True, **fixed)
+    assert streamed.gated_is_right(sys.modules[__name__], on_cpu(config), config, m, f, k)
 
 
 MISTAKES = [

@@ -5,13 +5,15 @@ On a CPU the kernel runs as it is, on_cpu/sm90.cuh in place of its PTX; the CTAs
 
 import functools
 import shutil
+import sys
 
 import pytest
 import torch
 
 from kernels import cuda
 from kernels.common import Tensors
-from kernels.nvfp4 import cases, hopper, resident, stream, tiles
+from kernels.nvfp4 import cases, gated, hopper, resident, stream, tiles
+from kernels.nvfp4.reference import reference
 from lab.check.aot_worker import compile_cuda
 from tests.kernels.on_cpu.nvfp4_on_cpu import library, right_every_time, simulated, skip_unless_hopper, within_tolerance
 from tests.kernels.on_cpu.stand_in import UNCHANGED, Change, StandIn, needs_compiler, unless_stopped
@@ -30,7 +32,7 @@ static void entry() {
 }
 extern "C" void simulated(const void* x, const void* w, const void* scale, void* y, void* parts, int m, int n,
                           int k, int iters, int each, int more, int shared, int blocks, int threads, int seed) {
-  const TensorMap w_map{(unsigned char*)w, (n + 15) / 16, 72 * ((k + 63) / 64), WARPS, 72 * K_BLOCKS};
+  const TensorMap w_map{(unsigned char*)w, (n * (1 + GATED) + 15) / 16, 72 * ((k + 63) / 64), WARPS, 72 * K_BLOCKS};
   given = {(const unsigned char*)x, w_map, (const float*)scale, (unsigned short*)y, (float4*)parts,
            m, n, k, iters, each, more};
   if (threads != THREADS) why_stopped = "other threads than the kernel's";
@@ -45,7 +47,7 @@ def on_cpu(config: stream.StreamConfig, change: Change = UNCHANGED) -> StandIn:
 
 def simulate(kernel: StandIn, config: stream.StreamConfig, inputs: Tensors, seed: int) -> torch.Tensor:
     """y, NaN where the launch leaves sums behind; raises Stopped."""
-    x, n = inputs["x"], inputs["w_packed"].shape[0]
+    x, n = inputs["x"], inputs["w_packed"].shape[0] // (1 + config.gated)
     w = tiles.tile_weights(inputs["w_packed"], inputs["w_scale"], x.dtype)
     y = torch.full((x.shape[0], n), float("nan"), dtype=x.dtype)
     space = stream.workspace(config, x.device)
@@ -121,6 +123,43 @@ def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, workers):
     right_every_time((simulate(kernel, config, inputs, seed) for seed in range(2)), problem, inputs)
 
 
+def gated_is_right(module, kernel: StandIn, config, m: int, f: int, k: int) -> bool:
+    """Gate is the first f rows of the problem's weights, up the others. module: of on_cpu and simulate."""
+    inputs = cases.inputs(cases._check(m, 2 * f, k, config.dtype), seed=1)
+    gate, up = reference(inputs)["y"].double().split(f, dim=1)
+    for name in ("w_packed", "w_scale"):
+        inputs[name] = gated.alternating(inputs[name][:f], inputs[name][f:])
+    y = module.simulate(kernel, config, inputs, 0).double()
+    wanted = torch.nn.functional.silu(gate) * up
+    return bool((y - wanted).norm() / wanted.norm() < (2e-3 if config.dtype == "bf16" else 3e-4))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("m", "f", "k", "dtype", "workers"),
+    [(32, 248, 1040, "bf16", 5), (9, 104, 2064, "fp16", 7), (24, 264, 528, "bf16", 1), (31, 136, 4112, "bf16", 3)],
+)
+def test_a_gated_block_is_silu_of_its_gate_times_up(m, f, k, dtype, workers):
+    here = sys.modules[__name__]
+    config = stream.choose_config(m, 2 * f, k, dtype, workers, gated=True)
+    assert gated_is_right(here, on_cpu(config), config, m, f, k)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("v.y * scale, v.w * scale)", "v.x * scale, v.w * scale)"),
+        ("first_row / 2 + n", "first_row + n"),
+        ("n * (late_lane % 2)", "8 * (late_lane % 2)"),
+    ],
+)
+def test_the_simulation_sees_mistakes_in_a_gated_block(change):
+    config = stream.choose_config(32, 496, 1040, "bf16", 5, gated=True)
+    kernel = on_cpu(config, change)
+    assert not unless_stopped(lambda: gated_is_right(sys.modules[__name__], kernel, config, 32, 248, 1040))
+
+
 @needs_compiler
 def test_a_nan_reaches_its_token_only():
     """Sums that are NaN are no sign that sums are missing."""
@@ -187,9 +226,10 @@ def test_the_simulation_sees_mistakes(change):
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
+@pytest.mark.parametrize("gate", [False, True])
 @pytest.mark.parametrize(("m", "dtype"), [(16, "bf16"), (24, "bf16"), (32, "bf16"), (32, "fp16")])
-def test_sources_compile_without_spills_to_wgmma(m, dtype):
-    (row,) = compile_cuda(stream.source(stream.choose_config(m, 17408, 5120, dtype)), 90)
+def test_sources_compile_without_spills_to_wgmma(m, dtype, gate):
+    (row,) = compile_cuda(stream.source(stream.choose_config(m, 2 * 17408, 5120, dtype, gated=gate)), 90)
     assert (row["status"], row["spill_bytes"], row["fits"]) == ("ok", 0, True), row
     assert "wgmma" in row["instruction"]
 

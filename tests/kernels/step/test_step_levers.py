@@ -525,9 +525,7 @@ def test_a_place_in_the_chain_needs_the_chain(lever: Any) -> None:
         ("served_few_router", "decode_q36-27b_l16_npl1_ctx1024", "a lever of mixtures"),
         ("served_few_norms", "decode_q36-35b-a3b_l20_npl1_ctx1024", "a lever of dense layers"),
         ("served_many", "prefill_q36-27b_l8_npl1_t512_ctx0", "512 tokens, 128 are the most"),
-        ("served_few_gated", "decode_q36-27b_l16_npl32_ctx1024", "32 tokens, that form takes up to 8, or 97 and more"),
         ("served_prompt_conv", "decode_q36-27b_l16_npl1_ctx1024", "a lever of prompts"),
-        ("served_prompt_gated", "prefill_odd_npl1_t21_ctx0", "21 tokens, that form takes up to 8, or 97 and more"),
     ],
 )
 def test_a_lever_names_the_step_that_it_does_not_take(name: str, at: str, said: str) -> None:
