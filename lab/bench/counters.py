@@ -32,7 +32,7 @@ import msgspec
 from msgspec import structs
 
 from lab.base.console import table
-from lab.base.errors import REPOSITORY, BadInput, nearest, reason
+from lab.base.errors import REPOSITORY, BadInput, nearest, reason, refuse_unknown
 from lab.bench import machine, measure, ncu
 from lab.card import phases
 from lab.check import accuracy, families
@@ -167,6 +167,10 @@ def plan(cards: Sequence[phases.Card], only: str | None, arm: str | None, peers:
     only: this workload of the family; the card need not have it, since counters are not judged. arm: this candidate,
     or every arm of this role. Raises BadInput when none is left.
     """
+    for card in cards:
+        if only and only not in card.workloads and not card.own:
+            family = families.bare(card.family)
+            refuse_unknown("--workload", f"workload of {family.name}", only, {w.id for w in family.cases.WORKLOADS})
     every = [
         uncounted(card.family, name, item.workload, card.id, role)
         for card in (structs.replace(card, workloads=(only,)) if only else card for card in cards)

@@ -237,7 +237,7 @@ def test_a_workload_need_not_be_the_cards_own() -> None:
     family = families.bare(CARD.family)
     other = next(w.id for w in family.cases.WORKLOADS if w.role == "measure" and w.id not in CARD.workloads)
     assert {job.workload_id for job in counters.plan([CARD], other, None, False)} == {other}
-    with refused(CARD.path.name, "nosuch"):
+    with refused("--workload", "nosuch", "nvfp4"):
         counters.plan([CARD], "nosuch", None, False)
 
 
