@@ -89,11 +89,18 @@ operators.define(
 
 @functools.lru_cache(maxsize=4096)
 def segments(
-    n: int, k: int, dtype: torch.dtype, device: torch.device, tokens: tuple[int, int], only: str = ""
+    n: int,
+    k: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    tokens: tuple[int, int],
+    only: str = "",
+    chained: bool = False,
 ) -> tuple[tuple[int, str, str], ...]:
     """(largest number of tokens, candidate, layout of its weights) in ascending order, for y[M, n] = x[M, k] w^T.
 
     tokens: the least and the most M. A choice holds from its place on the ladder up to the next. only: the candidate.
+    chained: the chosen ones' programmatic forms, where they have one.
     """
     if device.type != "cuda":
         return ((tokens[1], operators.REFERENCE, ""),)
@@ -103,12 +110,18 @@ def segments(
     asked = sorted({m for m in LADDER if tokens[0] <= m <= tokens[1]} | set(tokens))
     for m, following in zip(asked, [*(m - 1 for m in asked[1:]), tokens[1]], strict=True):
         chosen = operators.choose(ROUTER, device, EXACT, M=m, N=n, K=k, dtype=operators.dtype_word(dtype))
-        name = chosen.name
+        name = in_chain(chosen.name, device) if chained else chosen.name
         layout = _layout(name, m, n, k, dtype, device)
         if found and found[-1][1:] == (name, layout):
             found.pop()
         found.append((following, name, layout))
     return tuple(found)
+
+
+def in_chain(name: str, device: torch.device) -> str:
+    """A candidate's form that is launched programmatically; itself where it has none."""
+    form = f"{name}_chained"
+    return form if form in operators.candidates(FAMILY, torch.cuda.get_device_capability(device)) else name
 
 
 def _layout(name: str, m: int, n: int, k: int, dtype: torch.dtype, device: torch.device) -> str:
@@ -129,6 +142,7 @@ class Linear(torch.nn.Module):
     y, bf16 or fp16; tokens: the least and the most rows of x. Raises ValueError for shapes that do not belong together
     and where no kernel takes the shape; a call raises it for more tokens, and for x of another type or K. only: the
     candidate for all of them, which need not compete (one that rounds x, one that is launched programmatically).
+    chained: as in `segments`.
     """
 
     def __init__(
@@ -141,6 +155,7 @@ class Linear(torch.nn.Module):
         tokens: tuple[int, int] = (1, 8192),
         workspace: Workspace = SHARED,
         only: str = "",
+        chained: bool = False,
     ) -> None:
         super().__init__()
         (self.n, half), self.dtype, self.tokens = w_packed.shape, dtype, tokens
@@ -154,7 +169,7 @@ class Linear(torch.nn.Module):
         packed: dict[tuple[str, str], tuple[str, list[torch.Tensor], list[torch.Tensor]]] = {}
         copies: dict[str, torch.Tensor] = {}
         self.parts: list[tuple[int, str, list[torch.Tensor], list[torch.Tensor]]] = []
-        for last, name, layout in segments(self.n, self.k, dtype, w_packed.device, tokens, only):
+        for last, name, layout in segments(self.n, self.k, dtype, w_packed.device, tokens, only, chained):
             if (name, layout) not in packed:
                 packed[name, layout] = _packed(weight, name, layout, dtype, last, workspace, copies)
             self.parts.append((last, *packed[name, layout]))

@@ -32,7 +32,7 @@ WIDE, GEMV = ("all", "all_gemv"), ("alpha_beta_gemv", "all_gemv")
 W4A8_FROM = 17  # tokens, the fewest that the kernel of e4m3 products takes; with fewer they are as with w4a16
 SKINNY_TOKENS = 128  # the most of our kernels for alpha and beta, routers and the LM head
 NORMED_TOKENS = 8  # the most of the vector kernel, which may norm too
-RING_TOKENS = 8  # the most of cuda_decode in a chain, whatever the shape; more take cuda_gemm
+RING_TOKENS = 8  # in a chain so many take cuda_decode, whatever the shape; more take the routed kernel's form
 GATED_FROM = 97  # tokens, of those with more than RING_TOKENS, from which SiLU in the product has been measured
 
 
@@ -117,7 +117,7 @@ class Config:
             raise ValueError('scratch=True with launch="chained": what fills it stands in the chain; take one')
 
     def form(self, tokens: int) -> str:
-        """The NVFP4 product of so many tokens that is launched programmatically, "" where a launch waits."""
+        """The form of a gated product of so many tokens, and of every one of few: "" where a launch waits."""
         return (
             ("cuda_decode" if tokens <= RING_TOKENS else "cuda_gemm") + "_chained" if self.launch == "chained" else ""
         )
@@ -163,6 +163,7 @@ ROUTER = replace(ENDS, gated=False, router="gemv")  # of a mixture, which has no
 MANY_PACKED = replace(MANY, packing="all_gemv", qkv=True)
 MANY_GATED = replace(MANY_PACKED, gate_up=False, gated=True)
 MANY_CHAINED = replace(MANY_PACKED, launch="chained", chained_attention=True)
+MANY_GATED_CHAINED = replace(MANY_CHAINED, gate_up=False, gated=True)
 MANY_ROUTER = replace(MANY_PACKED, gate_up=False, router="gemv")
 PROMPT = Config(convolution="fused")
 PROMPT_GATED = replace(PROMPT, gated=True)
@@ -209,8 +210,9 @@ NAMED = {
     "served_many_packed": MANY_PACKED,
     "served_many_gated": MANY_GATED,
     "served_many_chained": MANY_CHAINED,
-    "served_many_gated_chained": replace(MANY_CHAINED, gate_up=False, gated=True),
+    "served_many_gated_chained": MANY_GATED_CHAINED,
     "served_many_router": MANY_ROUTER,
+    "served_many_router_chained": replace(MANY_ROUTER, launch="chained", chained_attention=True),
     "served_fused_scan": Config(scan="fused"),
     "served_split_scan": Config(scan="split"),
     "served_prompt_conv": PROMPT,

@@ -31,7 +31,7 @@ from kernels.nvfp4 import gated as nvfp4_gated
 from kernels.nvfp4 import ops as nvfp4_ops
 from kernels.step import fused_ends, fused_prompt, torch_eager, triton_fused, wiring
 from kernels.step.cases import BLOCKS, SCALES, model_of
-from kernels.step.config import SCANS, USUAL, W4A8_FROM, Config, fastest, of
+from kernels.step.config import RING_TOKENS, SCANS, USUAL, W4A8_FROM, Config, fastest, of
 from kernels.step.model import CONV_WIDTH
 from kernels.step.wiring import Args
 
@@ -204,8 +204,9 @@ def prepare(inputs: Tensors, config: Config | None = USUAL) -> Args:
         if config.products == "w4a8" and device.type != "cuda":
             args["linears"][name] = partial(in_e4m3, weight)
             continue
-        only = W4A8 if config.products == "w4a8" and rows >= W4A8_FROM else config.form(rows)
-        one = nvfp4_ops.Linear(*weight, tokens=(rows, rows), only=only)
+        few = config.form(rows) if rows <= RING_TOKENS else ""
+        only = W4A8 if config.products == "w4a8" and rows >= W4A8_FROM else few
+        one = nvfp4_ops.Linear(*weight, tokens=(rows, rows), only=only, chained=config.launch == "chained")
         args["linears"][name] = anew(one) if config.scratch else one
     lengths = [last - first for first, last in args["spans"]]
     args["decode"], args["equal"] = max(lengths) == 1, len(set(lengths)) == 1

@@ -53,6 +53,7 @@ PARTS = {  # of the step that a card's lever changes, in the model
     "step-prompt-packed": {"gdn products", "attention products", "copies"},
     "step-many-gated": {"activation", "launches"},
     "step-many-chained": {"launches"},
+    "step-35b-many-chained": {"launches"},
     "step-limit-prompt-w4a8": {"gdn", "launches"},
     "step-few-norms": {"launches"}, "step-35b-norms": {"launches"},
     "step-35b-few": {"gdn products", "attention products", "ahead", "head", "launches"},

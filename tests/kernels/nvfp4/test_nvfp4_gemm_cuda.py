@@ -7,6 +7,7 @@ test_nvfp4_resident_cuda.py do the same for the kernels of few tokens, test_nvfp
 
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 from kernels.common import Tensors, Workload
 from kernels.nvfp4 import cases, cuda_gemm, gated, gemm_tiles, line, ops, resident, row_tiles, stream, tiles
 from kernels.nvfp4.reference import reference, weights
+from lab.check import families
 from lab.check.aot_worker import compile_cuda
 from tests.kernels.on_cpu.nvfp4_on_cpu import library, right_every_time, simulated, skip_unless_hopper, within_tolerance
 from tests.kernels.on_cpu.stand_in import Change, StandIn, needs_compiler, unless_stopped
@@ -381,6 +383,20 @@ def test_a_gated_product_has_the_kernel_and_layout_of_its_number_of_tokens():
     assert all("-DGATED=1" in source.options for source in sources)
 
 
+def test_a_chain_takes_the_chosen_kernels_own_form(monkeypatch):
+    """cuda_decode is chosen for short K up to 32 tokens; a candidate without such a form stays."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    there = dict.fromkeys(families.load("nvfp4").candidates)  # here, without the packages that some of them need
+    monkeypatch.setattr(ops.operators, "candidates", lambda family, capability: there)
+    names = "cuda_decode", "cuda_gemm", "cuda_gemv"
+    found = [ops.in_chain(name, torch.device("cuda", 0)) for name in names]
+    assert found == ["cuda_decode_chained", "cuda_gemm_chained", "cuda_gemv"]
+    chosen = iter(("cuda_gemv", "cuda_decode"))
+    monkeypatch.setattr(ops.operators, "choose", lambda *given, **axes: SimpleNamespace(name=next(chosen)))
+    made = ops.segments.__wrapped__(4096, 2048, torch.bfloat16, torch.device("cuda", 0), (9, 10), "", True)
+    assert [name for _, name, _ in made] == ["cuda_gemv", "cuda_decode_chained"]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("m", [16, 32, 64, 128, 512])
 def test_chained_products_have_the_bits_of_those_that_wait(m):
@@ -389,9 +405,10 @@ def test_chained_products_have_the_bits_of_those_that_wait(m):
     first, second = (cases.inputs(cases._check(m, *nk, "bf16"), seed=1, device="cuda")
                      for nk in ((17408, 5120), (5120, 17408)))  # fmt: skip
     found = []
-    for only in ("cuda_gemm", "cuda_gemm_chained"):
+    for chained in (False, True):
         up, down = (ops.Linear(*(given[name] for name in ("w_packed", "w_scale", "w_tensor_scale")), tokens=(m, m),
-                               only=only) for given in (first, second))  # fmt: skip
+                               chained=chained) for given in (first, second))  # fmt: skip
+        assert [part[1].split()[0].endswith("_chained") for part in (*up.parts, *down.parts)] == [chained, chained]
         x = first["x"]
         for _ in range(20):
             y = down(up(x))

@@ -43,6 +43,7 @@ SAME = {  # lever: what it must equal bit for bit
     "served_few_router_norms": "served_few_router",
     "served_few_norms": "served_few_ends",
     "served_few_qkv": "served_few_ends",
+    "served_many_router_chained": "served_many_router",
     "served_many_chained": "served_many_packed", "served_many_gated_chained": "served_many_gated",
     "served_all_logits": "served", "served_scratch": "served",
     "served_replayed": "served", "served_replayed_waits": "served", "served_fused_scan": "served",
