@@ -292,15 +292,19 @@ def collect(rows: Sequence[Counter], find: Any = shutil.which) -> list[Counter]:
 
 
 def measured(cards: Sequence[phases.Card], only: str | None, arm: str | None, peers: bool) -> Iterator[Counter]:
-    """Take the counters of the cards' arms on this GPU, append the rows and yield them, one a kernel launch."""
+    """Take the counters of the cards' arms on this GPU, append the rows and yield them, one a kernel launch.
+
+    Each arm under an ncu of its own, which writes its table when it ends: what is interrupted loses one arm.
+    """
     device = measure.require_gpu("lab counters")
     run, folder = store.new_run(device.id, "counters")
     made = structs.asdict(machine.provenance()) | {"device": device.id, "run": run}
     for card in cards:
         here = made | {"started": machine.now()}
-        rows = collect([structs.replace(row, **here) for row in plan([card], only, arm, peers)])
-        store.append_all(folder, rows)
-        yield from rows
+        for row in plan([card], only, arm, peers):
+            rows = collect([structs.replace(row, **here)])
+            store.append_all(folder, rows)
+            yield from rows
 
 
 def newest(device_id: str) -> dict[tuple[str, str], list[Counter]]:

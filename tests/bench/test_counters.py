@@ -17,8 +17,9 @@ import msgspec
 import pytest
 import torch
 
+from lab.base import devices
 from lab.base.errors import BadInput
-from lab.bench import counters
+from lab.bench import counters, measure
 from lab.bench.counters import METRICS
 from lab.card import phases
 from lab.check import accuracy, families
@@ -277,6 +278,23 @@ def test_rows_are_read_back_and_the_newest_call_stands(tmp_path: Path, monkeypat
     key = (CARD.control, CARD.workloads[0])
     assert [row.kernel for row in counters.newest("h200")[key]] == ["fused"]
     assert store.rows("h200") == []  # no reader of measured rows sees them
+
+
+def test_an_interruption_loses_the_arm_that_it_hits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "FOLDER", tmp_path)
+    monkeypatch.setattr(measure, "require_gpu", lambda command: devices.get("h200"))
+
+    def collect(rows: Sequence[Counter]) -> list[Counter]:
+        if rows[0].arm == "candidate":
+            raise KeyboardInterrupt
+        return [a_row(name=row.name, arm=row.arm, run=row.run) for row in rows]
+
+    monkeypatch.setattr(counters, "collect", collect)
+    with pytest.raises(KeyboardInterrupt):
+        list(counters.measured([CARD], CARD.workloads[0], None, False))
+    assert [(row.name, row.launches) for row in counters.newest("h200")[CARD.control, CARD.workloads[0]]] == [
+        (CARD.control, 1)
+    ]
 
 
 @pytest.mark.parametrize(
