@@ -111,7 +111,7 @@ def test_rotated_heads_lie_in_their_pages(
     from kernels.step import triton_fused
 
     monkeypatch.setattr(triton_fused, "FEW_TOKENS", few)
-    monkeypatch.setattr(triton_fused, "TURNED", 4)
+    monkeypatch.setattr(triton_fused, "TURNED", 2)
     gated, k, v = drawn(5, heads, 2, dim), drawn(5, kv_heads, dim), drawn(5, kv_heads, dim + 1)[..., :dim].contiguous()
     angle = torch.tensor([0.0, 1.0, 700.0, 32767.0, 3.0])[:, None, None] * 1e7 ** -(torch.arange(0, rotary, 2) / rotary)
     args: dict[str, Any] = {"cos": angle.cos().to(DEVICE), "sin": angle.sin().to(DEVICE)}

@@ -265,7 +265,7 @@ def test_a_cache_of_fp8_takes_the_plain_codes(monkeypatch: pytest.MonkeyPatch, f
     from kernels.step import triton_fused
 
     monkeypatch.setattr(triton_fused, "FEW_TOKENS", few)
-    monkeypatch.setattr(triton_fused, "TURNED", 4)
+    monkeypatch.setattr(triton_fused, "TURNED", 2)
     drawn = torch.Generator().manual_seed(1)
     gated, k, v = (torch.randn(5, *shape, generator=drawn).to(DEVICE, torch.bfloat16) for shape in
                    ((4, 2, 32), (2, 32), (2, 32)))  # fmt: skip
@@ -295,7 +295,7 @@ def test_a_cache_of_q8_0_takes_the_plain_codes_and_scales(monkeypatch: pytest.Mo
     from kernels.step import triton_fused
 
     monkeypatch.setattr(triton_fused, "FEW_TOKENS", few)
-    monkeypatch.setattr(triton_fused, "TURNED", 4)
+    monkeypatch.setattr(triton_fused, "TURNED", 2)
     drawn = torch.Generator().manual_seed(1)
     gated, k, v = (torch.randn(5, *shape, generator=drawn).to(DEVICE, torch.bfloat16) for shape in
                    ((4, 2, dim), (2, dim), (2, dim)))  # fmt: skip
