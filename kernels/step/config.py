@@ -33,7 +33,7 @@ W4A8_FROM = 17  # tokens, the fewest that the kernel of e4m3 products takes; wit
 SKINNY_TOKENS = 128  # the most of our kernels for alpha and beta, routers and the LM head
 NORMED_TOKENS = 8  # the most of the vector kernel, which may norm too
 RING_TOKENS = 8  # in a chain so many take cuda_decode, whatever the shape; more take the routed kernel's form
-GATED_FROM = 97  # tokens, of those with more than RING_TOKENS, from which SiLU in the product has been measured
+CHAINED_TOKENS = 96  # the most that take the chain: it gains at 32 and not at 128, and between it is not measured
 
 
 @dataclass(frozen=True)
@@ -172,8 +172,8 @@ PROMPT_PACKED = replace(PROMPT_GATED, packing="all", qkv=True)
 # A mixture's prompts have the dense model's convolution unmeasured.
 DECODES = {
     False: (
-        (1, replace(ENDS, qkv=True, norms="in_gemv")), (8, replace(ENDS, qkv=True)), (GATED_FROM - 1, MANY_PACKED),
-        (SKINNY_TOKENS, MANY_GATED),
+        (1, replace(ENDS, qkv=True, norms="in_gemv")), (8, replace(ENDS, qkv=True)),
+        (CHAINED_TOKENS, MANY_GATED_CHAINED), (SKINNY_TOKENS, MANY_GATED),
     ),
     True: ((8, replace(ROUTER, norms="in_gemv")), (SKINNY_TOKENS, MANY_ROUTER)),
 }  # fmt: skip
@@ -232,7 +232,7 @@ STAIRCASE = ("stock", "stock_in_place", "stock_by_id", "stock_2d", "served")
 def fastest(lengths: Sequence[int], mixture: bool) -> Config:
     """Of `served_fastest`, for sequences of so many new tokens."""
     if max(lengths) > 1:
-        return PROMPT if mixture or sum(lengths) < GATED_FROM else PROMPT_PACKED
+        return PROMPT if mixture else PROMPT_PACKED
     return next((config for most, config in DECODES[mixture] if sum(lengths) <= most), USUAL)
 
 

@@ -6,8 +6,9 @@
 
 The head is one pass over its weights: a tile of rows times all tokens, up to 128, goes through the tensor cores, since
 with eight tokens the multiprocessors' own multiplications would take half of the time that its bytes do. With PDL, as
-in triton_fused, a program has the first slice of its rows before it waits. Of equal logits the lowest token is taken,
-as torch.max does; where all are NaN, some token is.
+in triton_fused, a program has the first slice of its rows before it waits. More than eight tokens go through tensor
+maps where the GPU has them (sm_90 on), and wait first. Of equal logits the lowest token is taken, as torch.max does;
+where all are NaN, some token is.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.common import Build, Tensors, interpreted
 from kernels.nvfp4.triton_gemm import capability_of
@@ -25,6 +27,7 @@ FEWEST = 8  # tokens of a tile of the tensor cores
 # Of the head by tokens: rows of a tile, BLOCK_K, stages and warps, picked of a dozen on an H200 in a run that left no
 # rows. A slice ahead of the loop takes a stage. Capability 80 has 163 KB of shared memory, from 120 on there are 99.
 TILES = ((8, (64, 256, 4, 4)), (32, (128, 128, 5, 8)), (128, (128, 64, 7, 8)))
+BOXES = ((32, (128, 128, 5, 8)), (128, (128, 64, 6, 8)))  # by tensor maps
 
 
 @triton.jit
@@ -99,9 +102,49 @@ def head_kernel(
             sums += tl.dot(w.to(tl.float32), x.to(tl.float32), input_precision="ieee")
         else:
             sums = tl.dot(w, x, sums)
-    held = row < V
+    write_tile(sums, tile, tiles, logits_ptr, best_ptr, best_row_ptr, tokens, V, ROWS, T_BLOCK)
+
+
+@triton.jit
+def head_boxes_kernel(
+    x,  # tensor map of [tokens, H], boxes of T_BLOCK by BLOCK_K
+    w,  # of [V, H], boxes of ROWS by BLOCK_K
+    logits_ptr,  # as above
+    best_ptr,
+    best_row_ptr,
+    tokens,
+    V,
+    H,
+    ROWS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    T_BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    start_dependents(PDL)
+    tile, tiles = tl.program_id(0), tl.num_programs(0)
+    sums = tl.zeros([ROWS, T_BLOCK], dtype=tl.float32)
+    wait_ahead(PDL)
+    for first in tl.range(0, H, BLOCK_K, num_stages=STAGES):
+        rows, columns = w.load([tile * ROWS, first]), x.load([0, first]).T
+        if INTERPRETED:
+            sums += tl.dot(rows.to(tl.float32), columns.to(tl.float32), input_precision="ieee")
+        else:
+            sums = tl.dot(rows, columns, sums)
+    write_tile(sums, tile, tiles, logits_ptr, best_ptr, best_row_ptr, tokens, V, ROWS, T_BLOCK)
+
+
+@triton.jit
+def write_tile(
+    sums, tile, tiles, logits_ptr, best_ptr, best_row_ptr, tokens, V, ROWS: tl.constexpr, T_BLOCK: tl.constexpr
+):
+    """The logits of a tile's rows, and of each token the highest, with its row."""
+    row, token = tile * ROWS + tl.arange(0, ROWS), tl.arange(0, T_BLOCK)
+    here, held = token < tokens, row < V
     tl.store(logits_ptr + token.to(tl.int64)[None, :] * V + row[:, None], sums, mask=held[:, None] & here[None, :])
-    best = tl.max(sums, axis=0)  # rows past the vocabulary are its last one again, and of equals the first counts
+    sums = tl.where(held[:, None], sums, float("-inf"))
+    best = tl.max(sums, axis=0)
     best_row = tl.min(tl.where(sums == best[None, :], row[:, None], V - 1), axis=0)
     tl.store(best_ptr + token * tiles + tile, best, mask=here)
     tl.store(best_row_ptr + token * tiles + tile, best_row, mask=here)
@@ -145,16 +188,23 @@ def begin(args: Args, stream: torch.dtype, pdl: bool = False) -> Args:
 def head(weight: torch.Tensor, x: torch.Tensor, out: Tensors, pdl: bool = False) -> None:
     """x [tokens, H], up to 128, to logits, next_token and next_logit: see wiring.Parts."""
     (tokens, hidden), vocab = x.shape, weight.shape[0]
-    rows, block_k, stages, warps = next(tile for most, tile in TILES if tokens <= most)
-    stages = _stages(stages, capability_of(x), pdl)
+    capability, t_block = capability_of(x), max(FEWEST, triton.next_power_of_2(tokens))
+    boxes = tokens > FEWEST and capability >= 90 and hidden % 8 == 0  # a tensor map's rows are multiples of 16 bytes
+    rows, block_k, stages, warps = next(tile for most, tile in (BOXES if boxes else TILES) if tokens <= most)
     tiles = triton.cdiv(vocab, rows)
     best = torch.empty(tokens, tiles, device=x.device)
     best_row = torch.empty(tokens, tiles, dtype=torch.int32, device=x.device)
-    head_kernel[(tiles,)](
-        x, weight, out["logits"], best, best_row, tokens, vocab, hidden, EVEN=hidden % block_k == 0, ROWS=rows,
-        BLOCK_K=block_k, T_BLOCK=max(FEWEST, triton.next_power_of_2(tokens)), STAGES=stages, INTERPRETED=interpreted(),
-        **launch(pdl), num_warps=warps,
-    )  # fmt: skip
+    shape = {"ROWS": rows, "BLOCK_K": block_k, "T_BLOCK": t_block, "INTERPRETED": interpreted(), "num_warps": warps}
+    made = out["logits"], best, best_row, tokens, vocab, hidden
+    if boxes:
+        maps = (
+            TensorDescriptor.from_tensor(x, [t_block, block_k]),
+            TensorDescriptor.from_tensor(weight, [rows, block_k]),
+        )
+        head_boxes_kernel[(tiles,)](*maps, *made, STAGES=_stages(stages, capability), **shape, **launch(pdl))
+    else:
+        stages = _stages(stages, capability, pdl)
+        head_kernel[(tiles,)](x, weight, *made, EVEN=hidden % block_k == 0, STAGES=stages, **shape, **launch(pdl))
     greedy_kernel[(tokens,)](
         best, best_row, out["next_token"], out["next_logit"], tiles, vocab, BLOCK=triton.next_power_of_2(tiles),
         **launch(pdl), num_warps=8,
@@ -180,6 +230,24 @@ def builds(capability: int) -> tuple[Build, ...]:
                 STAGES=_stages(stages, capability),
             )
             for most, (rows, block_k, stages, warps) in TILES
+        ),
+        *(
+            Build(
+                f"head_boxes 5120, {most} tokens", head_boxes_kernel,
+                {
+                    "x": f"tensordesc<bf16[{most},{block_k}]>", "w": f"tensordesc<bf16[{rows},{block_k}]>",
+                    "logits_ptr": "*fp32", "best_ptr": "*fp32", "best_row_ptr": "*i32", "tokens": "i32", "V": "i32",
+                    "H": "i32",
+                    **dict.fromkeys(("ROWS", "BLOCK_K", "T_BLOCK", "STAGES", "INTERPRETED", "PDL"), "constexpr"),
+                },
+                {
+                    "ROWS": rows, "BLOCK_K": block_k, "T_BLOCK": most, "STAGES": _stages(stages, capability),
+                    "INTERPRETED": False, "PDL": False,
+                },
+                warps, aligned=("logits_ptr", "best_ptr", "best_row_ptr", "tokens", "V", "H"),
+            )
+            for most, (rows, block_k, stages, warps) in BOXES
+            if capability >= 90
         ),
         build(
             "greedy 248320", greedy_kernel, "best:fp32 best_row:i32 token:i64 logit:fp32", ("tiles", "V"), 8,
