@@ -55,6 +55,10 @@ PARTS = {  # of the step that a card's lever changes, in the model
     "step-many-chained": {"launches"},
     "step-35b-many-chained": {"launches"},
     "step-limit-prompt-w4a8": {"gdn", "launches"},
+    "step-prompt-alone": {
+        "ffn", "gdn products", "attention products", "activation", "gdn", "launches", "copies",
+    },
+    "step-prompt-alone-w4a8": {"gdn", "launches"},
     "step-few-norms": {"launches"}, "step-35b-norms": {"launches"},
     "step-35b-few": {"gdn products", "attention products", "ahead", "head", "launches"},
     "step-im5": {"launches", "copies"}, "step-alpha-beta": {"launches"},
