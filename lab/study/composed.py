@@ -333,8 +333,9 @@ def cards() -> list[phases.Card]:
 def by_part(trace: Trace, pattern: str, family: str, workload: str) -> breakdowns.Breakdown | None:
     """Where the time of one step went, us: of the ranges that `pattern` names the one of median span, node by node.
 
-    Its parts are those of the family's calls.py, copies, idle time between nodes, and overlap as a negative part, so
-    that they add up to the span. None for a family that is no composition. Raises BadInput for a pattern without a
+    Its parts are those of the family's calls.py, copies and idle time between nodes; they add up to the span. Where
+    kernels of a chain are there at once the time is the first one's: the others, launched programmatically, wait for it
+    or fetch what no kernel writes. None for a family that is no composition. Raises BadInput for a pattern without a
     range, and for a trace of something else than that family's step.
     """
     if importlib.util.find_spec(f"kernels.{family}.calls") is None:
@@ -352,9 +353,14 @@ def by_part(trace: Trace, pattern: str, family: str, workload: str) -> breakdown
     found, names = interned(told)
     codes = np.empty_like(rows.name)
     codes[order] = found
-    parted = replace(step, names=names, kernels=replace(rows, name=codes), launched={})
+    ends = np.maximum.accumulate(rows.end_ns[order])
+    ahead = np.concatenate([ends[:1] * 0, ends[:-1]])
+    begins = np.empty_like(rows.start_ns)
+    begins[order] = np.minimum(np.maximum(rows.start_ns[order], ahead), rows.end_ns[order])
+    parted = replace(step, names=names, kernels=replace(rows, name=codes, start_ns=begins), launched={})
     whole = breakdowns.from_trace(parted, Rules((), {}, {name: name for name in names}), per="step")
-    gaps = rows.start_ns[order][1:] - np.maximum.accumulate(rows.end_ns[order])[:-1]
+    whole = replace(whole, parts=tuple(p for p in whole.parts if p.value or p.category != breakdowns.OVERLAP))
+    gaps = rows.start_ns[order][1:] - ends[:-1]
     at = int(gaps.argmax()) if len(gaps) else 0
     widest = f"the widest gap, {gaps[at] / 1e3:.2f} us, is ahead of {step.names[rows.name[order][at + 1]]}"
     return replace(whole, warnings=(*whole.warnings, widest) if len(gaps) else whole.warnings)

@@ -26,7 +26,7 @@ from lab.row import store
 from lab.row.records import Measurement
 from lab.study import composed, own
 from lab.trace import stored, windows
-from lab.trace.model import short_name
+from lab.trace.model import NONE, short_name
 from lab.trace.summary import summarise
 from lab.write import figures
 
@@ -38,6 +38,7 @@ FLOORS = ("<!-- floors by lab write --notes -->", "<!-- end of floors -->")
 LLAMA_CPP = ("<!-- llama.cpp by lab write --notes -->", "<!-- end of llama.cpp -->")
 EXPECTED = ("<!-- expected by lab write --notes -->", "<!-- end of expected -->")
 COUNTERS = ("<!-- counters by lab write --notes -->", "<!-- end of counters -->")
+PARTS = ("<!-- parts by lab write --notes -->", "<!-- end of parts -->")
 GAPS = ("<!-- gaps by lab write --notes -->", "<!-- end of gaps -->")
 HEAD = (
     "Median us of the runs that each verdict stands on. Change: the candidate's, median of the paired blocks. Of",
@@ -55,7 +56,8 @@ def path(family: str) -> Path:
 
 def written(family: str, text: str) -> str:
     """The notes' text with their tables made again; BadInput where the marks of the results are gone."""
-    tables = (FLOORS, floors), (EXPECTED, expected), (LLAMA_CPP, llama_cpp), (GAPS, gaps), (COUNTERS, counted)
+    tables = ((FLOORS, floors), (EXPECTED, expected), (LLAMA_CPP, llama_cpp), (PARTS, in_parts), (GAPS, gaps),
+              (COUNTERS, counted))  # fmt: skip
     for marks, lines in tables:
         if marks[0] in text:
             text = between(text, marks, lines(family), path(family))
@@ -162,6 +164,39 @@ def gaps(family: str, device_id: str = "h200") -> list[str]:
         "| arm | workload | kernels | step us | idle us | longest gap us | behind, ahead of | trace |",
         "|---|---|---|---|---|---|---|---|",
         *(f"| {arm} | `{workload}` | {cells} |" for (arm, workload), (_, cells) in sorted(found.items())),
+    ]
+
+
+def in_parts(family: str, device_id: str = "h200") -> list[str]:
+    """Of each workload's fastest traced arm: a captured step by its parts (composed.by_part), and times their floor."""
+    cost, device = importlib.import_module(f"kernels.{family}.cost"), devices.get(device_id)
+    loaded, known = families.load(family), {w.id for w in families.load(family).cases.WORKLOADS}
+    found: dict[str, tuple[float, str]] = {}  # the step's us, and the cells
+    for card in (card for card in phases.cards().values() if card.family == family):
+        for file in store.found(f"{device_id}/{card.id}/*/trace.parquet"):
+            about, trace = stored.about(file), stored.load(file)
+            every = {tuple(label.split("/")[:3]) for label in trace.labels if label.startswith(f"{card.id}/")}
+            for _, arm, workload in sorted(every):
+                steps, name = f"{card.id}/{arm}/{workload}/step *", about[arm]
+                captured = (windows.by_nvtx(trace, steps).kernels.graph != NONE).any()
+                if name not in loaded.candidates or workload not in known or not captured:
+                    continue
+                whole = composed.by_part(trace, steps, family, workload)
+                if whole is None or whole.whole >= found.get(workload, (math.inf, ""))[0]:
+                    continue
+                costs = cost.parts(loaded.workload(workload), loaded.candidates[name].precision)
+                floors_us = {part: composed.floor_us(device, of) for part, of in costs.items()}
+                us = {part: whole.by_category()[part].value for part in costs if not part.endswith(" products")}
+                times = [us[part] / (floors_us[part] + floors_us.get(f"{part} products", 0.0)) for part in us]
+                cells = [f"{one:,.0f} | {x:.2f}" for one, x in zip(us.values(), times, strict=True)]
+                cells += [f"{whole.whole - sum(us.values()):,.0f}", f"{whole.whole / sum(floors_us.values()):.2f}"]
+                parts = " | ".join((name, f"{whole.whole:,.0f}", *cells, file.parent.name))
+                found[workload] = whole.whole, parts
+    heads = " | ".join(f"{part} us | x floor" for part in ("ffn", "gdn", "attention", "head"))
+    return [
+        f"| workload | arm | step us | {heads} | small, idle us | step x floor | trace |",
+        "|---" * 14 + "|",
+        *(f"| `{workload}` | {cells} |" for workload, (_, cells) in sorted(found.items())),
     ]
 
 

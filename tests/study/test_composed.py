@@ -388,7 +388,7 @@ def test_a_page_shows_a_step_by_its_parts(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_kernels_that_overlap_are_not_counted_twice() -> None:
-    """As with programmatic launch: each begins 200 ns ahead of the end of the one before."""
+    """As with programmatic launch: each begins 200 ns ahead of the end of the one before, and counts from there."""
     trace = steps(STEP, [2_000])
     early = trace.kernels.start_ns - 700
     whole = composed.by_part(
@@ -396,7 +396,10 @@ def test_kernels_that_overlap_are_not_counted_twice() -> None:
         "decode_odd_npl3_ctx17",
     )  # fmt: skip
     assert whole is not None
-    assert whole.by_category()[breakdowns.OVERLAP].value == pytest.approx(-(len(STEP) - 2) * 0.2)
+    parts = whole.by_category()
+    assert breakdowns.OVERLAP not in parts
+    assert (parts["gdn"].value, parts["head"].value) == pytest.approx((9 * 2.5, 2 * 2.5))
+    assert parts[breakdowns.IDLE].value == pytest.approx(0.8)  # ahead of the second
     assert whole.sum == pytest.approx(whole.whole, rel=1e-9)
 
 

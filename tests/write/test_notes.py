@@ -1,12 +1,15 @@
 """The tables of kernels/<family>/NOTES.md are what the rows give, and `lab write --notes` changes nothing else."""
 
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.text import Text
 from msgspec.structs import replace
 
+from kernels.step import cost
 from lab.base import devices
 from lab.base.console import between
 from lab.bench import counters
@@ -16,7 +19,10 @@ from lab.cli import main, new
 from lab.judge import evidence, verdicts
 from lab.row import store
 from lab.row.records import Measurement
+from lab.study import composed
+from lab.trace import stored
 from lab.write import notes, pages
+from tests.study import test_composed
 
 H200 = devices.get("h200")
 
@@ -87,6 +93,38 @@ def test_llama_cpp_stands_beside_the_fastest_arm_of_the_same_step(
         ["| `decode_q36-27b_npl7_ctx1024`", "6.25", "", ""],
         ["| `prefill_q36-27b_npl1_t2048_ctx0`", "500", "", ""],
     ]
+
+
+def test_a_step_by_its_parts_is_the_fastest_traced_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times of a made-up trace over the floors of the cost model; an arm that is gone, or was eager, is left out."""
+    where, both = "decode_odd_npl3_ctx17", ("control", "candidate")
+    rows = store.found
+    monkeypatch.setattr(
+        store, "found", lambda name: sorted(tmp_path.glob(name)) if name.endswith("trace.parquet") else rows(name)
+    )
+    made = test_composed.steps(test_composed.STEP, [2_000, 4_000])
+    faster = test_composed.steps(test_composed.STEP, [1_000, 1_000])
+    made = replace_fields(made, labels=[f"step-lp9/{arm}/{where}/step 0" for arm in both])
+    for run, about, graph in (
+        ("r1", {"control": "served", "candidate": "served_gathered"}, 7),
+        ("r2", {"control": "served", "candidate": "gone"}, 7),
+        ("r3", {"control": "served", "candidate": "served"}, -1),
+    ):
+        made = made if graph > 0 else replace_fields(faster, labels=made.labels)
+        of = replace_fields(made, kernels=replace_fields(made.kernels, graph=np.full(len(made.kernels.name), graph)))
+        stored.save(of, tmp_path / "h200/step-lp9" / run / "trace.parquet", about=about)
+    lines = notes.in_parts("step")
+    assert len(lines) == 3
+    cells = [cell.strip() for cell in lines[-1].strip("|").split("|")]
+    n = len(test_composed.STEP)
+    assert cells[:3] == [f"`{where}`", "served", f"{(n * 2 + (n - 1) * 0.5 + 1):.0f}"]
+    workload = families.load("step").workload(where)
+    costs = cost.parts(workload, "nvfp4-w4a16")
+    floor = sum(composed.floor_us(H200, costs[part]) for part in ("gdn", "gdn products"))
+    assert cells[5:7] == ["18", f"{18 / floor:.2f}"]
+    us = [float(cells[i].replace(",", "")) for i in (3, 5, 7, 9, 11)]
+    assert sum(us) == pytest.approx(float(cells[2]), abs=2)
+    assert cells[-1] == "r1"
 
 
 def test_counters_of_a_step_are_told_by_kernel_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
