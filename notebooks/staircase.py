@@ -12,8 +12,8 @@
 #
 # A hybrid model decodes for many sequences at once. Its recurrence is cheap; moving the recurrent state was not. Three
 # patches took the movement away, one kind at a time, and each was predicted before it was written. This page sets the
-# steps beside each other, asks what was known beforehand, and says what no step explains. Every number is a recorded
-# figure of LocalAI's paged llama.cpp on GB10, or computed from such figures.
+# steps beside each other, asks what was known beforehand, which of them are steps on an H200, and says what none
+# explains. Numbers are recorded figures of LocalAI's paged llama.cpp on GB10, rows of ours, or computed from these.
 #
 # **For a staircase of your own:** `lab/study/staircase.py` reads the steps from recorded figures, by id.
 
@@ -101,6 +101,31 @@ show(pd.DataFrame(lines, columns=["patch", "bucket", "before", "after"]))
 
 # %%
 judgements("lp8", "lp9", "lp10", "lp11")
+
+# %% [markdown]
+# ## The same steps on an H200
+#
+# Our arms of these steps, each pair timed in one run and captured, but for the last line. On the dense model a step
+# stands on those before it; 4 of 64 layers fit beside each other at 128 sequences, 16 at one, and with the whole head
+# every step is smaller than in the whole model. On the mixture each is what a step with all others loses without it.
+
+# %%
+show(pd.DataFrame(staircase.beside()))
+
+# %%
+picture(
+    staircase.picture_measured(staircase.measured()[:1]),
+    "Decode steps a second of the dense model on an H200 at 128 sequences: each of the three patches is a step, the "
+    "output projection the highest.",
+)
+
+# %% [markdown]
+# At 128 sequences all three are steps here too. The projection is the highest: its passes read the weights again for
+# each sequence. At one sequence there is little to move and one pass, so none is a step. Capture is one wherever a
+# Python host launches; an engine in C++ launches several times as fast, so this line says nothing about llama.cpp.
+
+# %%
+judgements("step-staircase", "step-lp7", "step-35b-lp9", "step-35b-lp10", "step-35b-lp11", device="h200")
 
 # %% [markdown]
 # ## What no step explains

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from lab.draw import style
 
+LOW = 0.07  # of the peer's level
 FLAT = 0.34  # half a landing: a step runs from its control, left, to its candidate, right
 
 
@@ -23,6 +24,7 @@ class Stairs:
     unit: str
     peer: float
     steps: Sequence[tuple[str, float, float]]
+    peer_name: str = "vLLM"
 
 
 @style.styled
@@ -39,7 +41,7 @@ def _stairs(axes: Axes, stairs: Stairs) -> None:
     top = stairs.peer
     style.clean(axes)
     axes.axhline(top, color=style.ORANGE, lw=1.4, ls="--")
-    words = f"vLLM {top:g} {stairs.unit}, 100 %"
+    words = f"{stairs.peer_name} {top:.6g} {stairs.unit}, 100 %"
     axes.annotate(words, (-0.5, top), xytext=(4, 4), textcoords="offset points", fontsize=8.5)
     for x, (_, before, after) in enumerate(stairs.steps):
         axes.fill_between([x, x + FLAT], before, after, color=style.BLUE, alpha=0.14, linewidth=0)
@@ -47,11 +49,14 @@ def _stairs(axes: Axes, stairs: Stairs) -> None:
         axes.plot(*path, color=style.BLUE, lw=2.0, solid_joinstyle="miter")
         for at, level, side, dy in ((x - FLAT, before, "left", -4), (x + FLAT, after, "right", 4)):
             words = f"{level:.2f}, {100 * level / top:.1f} %"
-            place: Any = {"ha": side, "va": "bottom" if dy > 0 else "top", "fontsize": 8.5, "color": style.INK}
+            ground = {"facecolor": style.CARD, "edgecolor": "none", "pad": 0.4}  # lines end at a number
+            place: Any = {"ha": side, "va": "bottom" if dy > 0 else "top", "fontsize": 8.5, "bbox": ground}
             axes.annotate(words, (at, level), xytext=(0, dy), textcoords="offset points", **place)
         gain = f"+{100 * (after / before - 1):.1f} %"
-        middle = (x, (before + after) / 2)
-        axes.annotate(gain, middle, xytext=(5, 0), textcoords="offset points", va="center", color=style.BLUE)
+        low = after - before < LOW * top  # no room for a line of text: the gain stands under the two levels
+        middle = (x, before if low else (before + after) / 2)
+        place = {"va": "top" if low else "center", "color": style.BLUE}
+        axes.annotate(gain, middle, xytext=(5, -15 * low), textcoords="offset points", **place)
     for x, (earlier, later) in enumerate(zip(stairs.steps, stairs.steps[1:], strict=False)):
         axes.plot([x + FLAT, x + 1 - FLAT], [earlier[2], later[1]], color=style.SOFT, lw=1.0, ls=":")
     axes.set_xticks(range(len(stairs.steps)), [label for label, _, _ in stairs.steps], fontsize=8.5)

@@ -4,6 +4,8 @@ Read from data/staircase.toml, which names recorded figures and nothing else. A 
 step was measured, so between two steps there is a gap that no step explains; it is kept and drawn dotted instead of
 being given to one of them. `total` is last over first, `explained` the product of the steps, and what lies between the
 two belongs to nobody: other builds, other settings, other days.
+
+The same steps measured (`measured`) are arms of cards, each pair from one run.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from lab.base import files, vocabulary
+from lab.base import devices, files, vocabulary
 from lab.base.errors import REPOSITORY, BadInput
 from lab.card import phases, recorded
+from lab.judge import evidence
+from lab.row import store
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
@@ -114,10 +118,51 @@ class Staircase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ]
 
 
+class Arms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A step measured: two arms of a card at one workload. patch: of the recorded step, "" for none, or "graphs"."""
+
+    patch: str
+    mechanism: str
+    card: str
+    workload: str
+    control: str
+    candidate: str
+
+    def times_us(self, device: str) -> tuple[float, float]:
+        """Of the control and of the candidate, in the run that the card is judged by; BadInput where one is not ok."""
+        card = phases.card(self.card)
+        rows = store.rows(device, card.id)
+        judged = evidence.pairs(evidence.asked(rows, card), card.compared).get(self.workload, (None, None))
+        runs = {row.run for row in judged if row}
+        found = {r.name: r.time_us for r in rows if r.run in runs and r.workload_id == self.workload and r.time_us}
+        if missing := sorted({self.control, self.candidate} - found.keys()):
+            what = f"{', '.join(missing)} without a time at {self.workload}"
+            raise BadInput(f"profiles/{device}/{card.id}", what, f"lab measure {card.id}")
+        return found[self.control], found[self.candidate]
+
+
+class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The steps on a device of ours, in order."""
+
+    name: str
+    title: str
+    device: str
+    steps: Annotated[tuple[Arms, ...], Meta(min_length=1)] = msgspec.field(name="step")
+
+    def gain(self, patch: str) -> float | None:
+        """What a step brings, candidate's steps a second over the control's; None where the series has it not."""
+        step = next((s for s in self.steps if s.patch == patch), None)
+        if step is None:
+            return None
+        before_us, after_us = step.times_us(self.device)
+        return before_us / after_us
+
+
 class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """data/staircase.toml."""
 
     staircase: tuple[Staircase, ...]
+    measured: tuple[Measured, ...]
 
 
 @cache
@@ -129,6 +174,31 @@ def staircases() -> Mapping[str, Staircase]:
 def staircase(name: str) -> Staircase:
     """The staircase with this name; raises BadInput naming the nearest."""
     return files.called(name, staircases(), "staircase", FILE)
+
+
+@cache
+def measured(path: Path = FILE) -> tuple[Measured, ...]:
+    """The steps as a file names our arms of them; BadInput for a card, a workload or an arm that is none."""
+    found = files.read(path, File).measured
+    for step in (step for series in found for step in series.steps):
+        card = files.called(step.card, phases.cards(), "card", path)
+        files.called(step.workload, dict.fromkeys(card.workloads), f"workload of {card.id}", path)
+        for arm in (step.control, step.candidate):
+            files.called(arm, dict.fromkeys((card.control, card.candidate, *card.beside)), f"arm of {card.id}", path)
+    return found
+
+
+def beside() -> list[dict[str, Any]]:
+    """One line a step: what it brought on the recorded device, and what it brings on ours, as gains in %."""
+    recorded_gains = {s.name: {step.patch: step.gain for step in s.steps} for s in staircases().values()}
+    steps = {step.patch: step.mechanism for series in measured() for step in series.steps}
+    pct = lambda gain: None if gain is None else 100.0 * (gain - 1.0)  # noqa: E731
+    return [
+        {"step": (f"patch {patch}, " if patch.isdigit() else "") + " ".join(mechanism.split())}
+        | {f"GB10 {name} %": pct(gains.get(patch)) for name, gains in recorded_gains.items()}
+        | {f"{devices.get(s.device).id.upper()} {s.name} %": pct(s.gain(patch)) for s in measured()}
+        for patch, mechanism in steps.items()
+    ]
 
 
 def load(path: Path) -> tuple[Staircase, ...]:
@@ -171,4 +241,20 @@ def picture(chosen: Sequence[Staircase]) -> Picture:
     for s in chosen:
         steps = [(f"patch {step.patch}\n{step.mechanism}", step.before, step.after) for step in s.steps]
         panels.append(drawn.Stairs(s.title, f"decode, {UNIT} at npl {s.npl}", UNIT, s.peer_tps, steps))
+    return drawn.staircase(panels)
+
+
+def picture_measured(chosen: Sequence[Measured]) -> Picture:
+    """The same of measured series: the steps of each one's first card, which stand on each other, in steps a second."""
+    from lab.draw import staircase as drawn
+
+    panels = []
+    for series in chosen:
+        steps = []
+        for step in (step for step in series.steps if step.card == series.steps[0].card):
+            before, after = (1e6 / us for us in step.times_us(series.device))
+            patch = f"patch {step.patch}\n" if step.patch else ""
+            steps.append((patch + step.mechanism, before, after))
+        top = max(after for _, _, after in steps)
+        panels.append(drawn.Stairs(series.title, "decode, steps/s", "steps/s", top, steps, "all of them"))
     return drawn.staircase(panels)

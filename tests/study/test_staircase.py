@@ -1,6 +1,8 @@
 """The decode staircase: its levels as the sources print them, its arithmetic, what it refuses, and what it draws."""
 
+import math
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ from msgspec.structs import replace
 from lab import draw
 from lab.card import phases, recorded
 from lab.draw import staircase as drawn
+from lab.judge import verdicts
+from lab.row import store
 from lab.study import staircase
 from tests.loops import over
 from tests.refused import refused
@@ -71,6 +75,61 @@ def test_rows() -> None:
     assert rows[0]["control above the step before %"] is None
     assert rows[2]["gain %"] == pytest.approx(23.29, abs=0.005)
     assert all("\n" not in row["mechanism"] for row in rows)
+
+
+# Measured -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_measured_step_is_two_arms_of_the_judged_run() -> None:
+    """Against the rows as the store gives them, and the change that the judge reads."""
+    dense = staircase.measured()[0]
+    run = {row.run for row in store.rows("h200", "step-staircase") if row.workload_id == dense.steps[0].workload}
+    for step in dense.steps[:4]:
+        rows = [r for r in store.rows("h200", step.card) if r.run == max(run) and r.workload_id == step.workload]
+        times = {r.name: r.time_us for r in rows}
+        assert step.times_us("h200") == (times[step.control], times[step.candidate])
+    assert [(a.candidate, b.control) for a, b in pairwise(dense.steps[:4])] == [
+        (s, s) for s in ("stock_in_place", "stock_by_id", "stock_2d")
+    ]
+    whole = math.prod(dense.gain(step.patch) or math.nan for step in dense.steps[:4])
+    (judged,) = verdicts.judge_measured(phases.card("step-staircase"), "h200").verdict.reason.split("kernel_us ")[1:2]
+    assert 100 * (1 / whole - 1) == pytest.approx(float(judged.split(" %")[0]), abs=0.1)
+
+
+def test_our_steps_stand_beside_the_recorded_ones() -> None:
+    lines = staircase.beside()
+    assert [line["step"].split(",")[0] for line in lines[:3]] == ["patch 0018", "patch 0019", "patch 0020"]
+    for name, patch in (("dense", 2), ("moe", 0)):
+        step = staircase.staircase(name).steps[patch]
+        assert lines[patch][f"GB10 {name} %"] == pytest.approx(100 * (step.after / step.before - 1))
+    mixture = staircase.measured()[2]
+    before, after = mixture.steps[0].times_us("h200")
+    assert lines[0]["H200 moe-npl128 %"] == pytest.approx(100 * (before / after - 1))
+    assert lines[3]["GB10 dense %"] is lines[3]["H200 moe-npl128 %"] is None
+
+
+def test_what_is_no_arm_of_a_card_is_refused(tmp_path: Path) -> None:
+    @over(
+        {
+            "card": ('card = "step-lp7"', 'card = "step-lp77"', ("step-lp77",)),
+            "arm": ('candidate = "stock_2d"', 'candidate = "stock_3d"', ("arm of step-staircase", "stock_3d")),
+            "workload": ("_l4_npl128_", "_l3_npl128_", ("workload of step-staircase", "_l3_npl128_")),
+        }
+    )
+    def each(old: str, new: str, held: tuple[str, ...]) -> None:
+        assert old in TEXT
+        path = tmp_path / new.replace('"', "") / "staircase.toml"
+        path.parent.mkdir()
+        path.write_text(TEXT.replace(old, new, 1))
+        with refused("staircase.toml", *held):
+            staircase.measured(path)
+
+    each()
+
+
+def test_an_arm_without_rows_says_what_to_measure() -> None:
+    with refused("profiles/gb10/step-staircase", "stock", remedy="lab measure step-staircase"):
+        staircase.measured()[0].steps[0].times_us("gb10")
 
 
 # Refused --------------------------------------------------------------------------------------------------------------
