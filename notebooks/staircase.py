@@ -125,7 +125,8 @@ picture(
 # Python host launches; an engine in C++ launches several times as fast, so this line says nothing about llama.cpp.
 
 # %%
-judgements("step-staircase", "step-lp7", "step-35b-lp9", "step-35b-lp10", "step-35b-lp11", device="h200")
+series = staircase.measured()
+judgements(*dict.fromkeys(step.card for one in series for step in one.steps), device=series[0].device)
 
 # %% [markdown]
 # ## What no step explains

@@ -94,3 +94,12 @@ def test_claims():
     # 6. What is left to vLLM
     left = {s.name: s.share_pct(s.steps[-1].after) for s in (dense, moe)}
     assert all(80 < share < 100 for share in left.values())
+    # The same steps on an H200
+    many, one, mixture = staircase.measured()
+    gains = {series.name: [series.gain(patch) for patch in ("0018", "0019", "0020")] for series in (many, one, mixture)}
+    assert min(gains[many.name]) > 1.1
+    assert min(gains[mixture.name]) > 1.2
+    assert max(gains[many.name]) == gains[many.name][2] > 2
+    assert max(gains[mixture.name]) == gains[mixture.name][2]
+    assert max(gains[one.name]) < 1.03
+    assert min(series.gain("graphs") for series in (many, one, mixture)) > 2
