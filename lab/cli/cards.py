@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lab.base import own
 from lab.base.console import show
-from lab.base.errors import BadInput, refuse_unknown
+from lab.base.errors import BadInput, refuse_unknown, shown
 
 if TYPE_CHECKING:
     from lab.card.phases import Card
@@ -57,6 +58,8 @@ def judge(arguments: Namespace) -> int:
     if not arguments.rows and (arguments.arm or arguments.map or arguments.metric):
         what, remedy = "--arm, --map and --metric need --rows", "give --rows control=FILE --rows candidate=FILE"
         raise BadInput("lab judge", what, remedy)
+    if arguments.keep and not arguments.rows:
+        raise BadInput("--keep", "stands without --rows", "give --rows control=FILE --rows candidate=FILE")
     if not arguments.rows and bool(arguments.phase) == arguments.all:
         raise BadInput("lab judge", "needs card ids or --all", "see `lab phases`")
     fail_on = [word for word in arguments.fail_on.split(",") if word]
@@ -66,6 +69,8 @@ def judge(arguments: Namespace) -> int:
         from lab.study.own import verdict
 
         outcome = verdict.run(arguments)
+        if arguments.keep:
+            print(f"lab: kept in {shown(verdict.keep(outcome))}", file=sys.stderr)
         show(arguments.json, lambda: [outcome.to_json()], lambda: verdict.render(outcome))
         return 1 if outcome.judgement.verdict.word in fail_on else 0
     every = phases.own_cards if own.folder() else phases.cards
@@ -88,8 +93,8 @@ def _judged(chosen: list[Card], arguments: Namespace) -> list[Judgement]:
         asked = devices.get(asked, "--device").id
 
     def on_rows(c: Card) -> bool:
-        """A named card of a family without recorded figures has no other evidence, whichever was asked for."""
-        named = c.own or bool(c.family and not arguments.all)
+        """A named card without recorded figures has no other evidence than its rows, or than what was kept of files."""
+        named = c.own or (not arguments.all and bool(c.family or store.measured_devices(c.id)))
         return arguments.evidence == "measured" or (named and not c.recorded)
 
     for c in filter(on_rows, chosen):
@@ -199,8 +204,6 @@ def write(arguments: Namespace) -> int:
 
 def _writeup(arguments: Namespace) -> int:
     """A card's page as a file; 1 when a number of the author's prose is no figure of the card."""
-    import sys
-
     from lab.card import phases
     from lab.study.own import verdict
     from lab.write import pages, writeup

@@ -103,6 +103,7 @@ COMMANDS = {
         flag("--all", "every card"),
         arg("--evidence", default="recorded", choices=("recorded", "measured")),
         *ROWS,
+        flag("--keep", "with --rows: keep what was read in profiles/, so that the board has the verdict"),
         arg("--fail-on", default="", metavar="WORDS", help="exit 1 on any of these verdicts (comma-separated)"),
     )),
     "gate": Command("lab.study.own.gate:run",

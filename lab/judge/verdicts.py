@@ -15,7 +15,7 @@ from lab.check import families
 from lab.judge import evidence
 from lab.judge.rules import Finding, Seen, Verdict, judge
 from lab.row import store
-from lab.row.records import Measurement
+from lab.row.records import Kept, Measurement
 
 TOLD = ("role", "condition", "state", "observed", "ids", "kind")  # what programs are given of a finding
 
@@ -163,12 +163,14 @@ def judgement(
 
 
 def judge_measured(card: Card, device_id: str) -> Judgement:
-    """The card's gate held against the committed rows of one device.
+    """The card's gate held against the committed rows of one device; without a family against the readings kept last.
 
     Each room is asked once and in order: the rows, which of them are of former kernels, whether the gate is older than
     they are; then the rows are read as evidence and judged.
     """
     device = devices.get(device_id)
+    if not card.family:
+        return _judge_kept(card, device.id)
     every = store.rows(device=device.id, phase=card.id)
     rows = evidence.asked(every, card)
     together = card.compared
@@ -192,6 +194,17 @@ def judge_measured(card: Card, device_id: str) -> Judgement:
         percent = 100 * (evidence.GPUS - 1)
         notes.append(f"nearer to its line than ratios differ between GPUs of one model ({percent:.1f} %): {near}")
     return replace(found, note="; ".join(filter(None, notes)))
+
+
+def _judge_kept(card: Card, device_id: str) -> Judgement:
+    """The gate held against what `lab judge --rows --keep` kept last: imported evidence, which nobody here checked."""
+    runs = store.kept(Kept, device_id, card.id)
+    newest = runs[-1] if runs else []
+    given = {(one.metric, one.workload_id): one.reading for one in newest}
+    notes = [f"kept from {', '.join(newest[0].files)} in run {newest[0].run}", newest[0].note] if newest else []
+    if any(one.gate_hash != card.gate_hash for one in newest):
+        notes.append("gate changed since: keep the files again")
+    return judgement(card, given, "imported", device_id, None, note="; ".join(filter(None, notes)))
 
 
 def _near_their_line(findings: Iterable[Finding]) -> str:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
+from lab.card.gate import Reading
 from lab.row import samples
 from lab.row.samples import Summary
 
@@ -457,6 +458,33 @@ class Counter(Provenance, frozen=True, kw_only=True, tag=1):
 
 
 FIGURES = Counter.__struct_fields__[Counter.__struct_fields__.index("duration_us") : -1]  # all but the stalls
+
+
+class Kept(Provenance, frozen=True, kw_only=True, tag=1):
+    """A figure of two arms from somebody's own files, as the judge read it (`lab judge --rows --keep`).
+
+    The provenance is of where it was kept. files: the names of the arms' files; note: what was said of them.
+    """
+
+    FILE: ClassVar[str] = "readings.jsonl"
+    WORD: ClassVar[str] = "reading"
+
+    device: str
+    phase: str
+    metric: str
+    workload_id: str
+    run: str
+    started: str
+    reading: Reading
+    gate_hash: str
+    files: tuple[str, ...]
+    note: str = ""
+
+    def wrong(self) -> tuple[str, str] | None:
+        """A figure in a unit."""
+        if self.reading.unit and (self.reading.control, self.reading.candidate) != (None, None):
+            return None
+        return f"{self.metric} has no figure in a unit", "keep what `lab judge --rows` read"
 
 
 class CrossCheck(Provenance, frozen=True, kw_only=True, tag=1):

@@ -38,7 +38,7 @@ import msgspec
 
 from lab.base import files, own
 from lab.base.errors import REPOSITORY, BadInput, plain, shown
-from lab.row.records import Measurement, Record
+from lab.row.records import Kept, Measurement, Record
 
 FOLDER = Path(os.environ.get("KILLGATE_PROFILES") or REPOSITORY / "profiles")  # another for a cell of a cluster
 R = TypeVar("R", bound=Record)
@@ -267,8 +267,8 @@ def kept(kind: type[R], device: str, phase: str) -> list[list[R]]:
 
 
 def measured_devices(phase: str) -> list[str]:
-    """The devices for which profiles/ holds rows of a phase."""
-    return sorted({path.parts[-4] for path in measured(phase=phase)})
+    """The devices for which profiles/ holds rows of a phase, or readings of somebody's own files."""
+    return sorted({path.parts[-4] for path in (*measured(phase=phase), *found(f"*/{phase}/*/{Kept.FILE}"))})
 
 
 def refuse_unmeasured(phase: str, device: str) -> None:

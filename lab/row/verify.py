@@ -18,10 +18,10 @@ from typing import Any
 from lab.base import files
 from lab.base.errors import BadInput, shown
 from lab.row import samples, store
-from lab.row.records import Ceiling, Counter, CrossCheck, Earlier, Measurement, Record
+from lab.row.records import Ceiling, Counter, CrossCheck, Earlier, Kept, Measurement, Record
 
 PINS = "unchained.sha256"
-KINDS: dict[str, type[Record]] = {kind.FILE: kind for kind in (Measurement, Ceiling, Counter, CrossCheck)}
+KINDS: dict[str, type[Record]] = {kind.FILE: kind for kind in (Measurement, Ceiling, Counter, CrossCheck, Kept)}
 # What the arms of one comparison agree on; clocks are those around the whole comparison.
 ALIKE: tuple[str, ...] = ("gpu", "gpu_id", "driver", "cuda", "torch", "triton", "commit", "stated_commit", "dirty")
 ALIKE += ("seed", "timer", "l2", "rest", "wanted_timer", "wanted_l2", "order", "clocks", "timed_against")

@@ -315,7 +315,9 @@ def notebooks(card: Card) -> list[str]:
 
 def commands(card: Card, kinds: Iterable[str]) -> list[tuple[str, str]]:
     """(command, what it does): what reproduces the page."""
-    said = [(f"lab judge {card.word} --evidence {kind}", "the verdict again") for kind in kinds if kind != "unmeasured"]
+    files = "--evidence measured" if store.measured_devices(card.id) else "--rows control=FILE --rows candidate=FILE"
+    how = {"recorded": "--evidence recorded", "measured": "--evidence measured", "imported": files}
+    said = [(f"lab judge {card.word} {how[kind]}", "the verdict again") for kind in kinds if kind != "unmeasured"]
     said += [(f"lab write {card.word} --out {card.id}.html", "this page as one file")]
     if card.family:
         arms = dict.fromkeys((card.control, card.candidate))

@@ -36,7 +36,7 @@ def board_rows(judgements: Iterable[Judgement]) -> list[tuple[str, ...]]:
         agrees = "" if j.agrees is None else "yes" if j.agrees else "no, explained" if j.differs else "NO"
         gate = gate_text(phases.card(j.phase).gate)
         said = j.source_said or "-"
-        on = f" on {j.device}" if j.evidence == "measured" else ""
+        on = f" on {j.device}" if j.evidence != "recorded" else ""
         rows.append((j.phase, gate, j.verdict.observed, j.verdict.word + on + claims, said, agrees))
     return rows
 
@@ -74,7 +74,7 @@ def counts(judgements: Iterable[Judgement]) -> str:
     """How often each word was given, by source and by device, in a few lines of a terminal."""
     groups: dict[str, list[Judgement]] = {}
     for j in judgements:
-        groups.setdefault(f"measured on {j.device}" if j.evidence == "measured" else j.system, []).append(j)
+        groups.setdefault(f"{j.evidence} on {j.device}" if j.evidence != "recorded" else j.system, []).append(j)
     words = [w for w in rules.WORDS if any(j.verdict.word == w for own in groups.values() for j in own)]
     cells = []
     for name, own in groups.items():

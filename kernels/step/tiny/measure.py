@@ -123,8 +123,11 @@ def main() -> None:
     except ValueError as problem:
         print(f"tiny: {problem}", file=sys.stderr)
         raise SystemExit(2) from None
+    gpu = torch.cuda.get_device_name(asked.device) if asked.device.startswith("cuda") else ""
     out = csv.writer(sys.stdout, lineterminator="\n")
-    out.writerows([Row._fields, *rows])
+    what = " ".join(asked.lever) or "default"
+    out.writerow([*Row._fields, "lever", "model", "gpu", "build"])
+    out.writerows([*row, what, asked.weights.name, gpu, f"torch {torch.__version__}"] for row in rows)
 
 
 if __name__ == "__main__":

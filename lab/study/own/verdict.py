@@ -18,15 +18,20 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+from msgspec import structs
 from msgspec.structs import replace as replaced
 
 from lab.base import console, devices, interval, vocabulary
 from lab.base.errors import BadInput, refuse_unknown
+from lab.bench import machine
 from lab.card import history, phases
 from lab.card.gate import Condition, Reading, arrival_of
 from lab.judge import verdicts
+from lab.row import store
+from lab.row.records import Kept
 from lab.study.own import arms as which
 from lab.study.own import backend_ops, batched_bench, read
 from lab.study.own.arms import ARMS, Match
@@ -123,6 +128,31 @@ def judge(
     judgement = verdicts.judgement(card, readings, "imported", place, None, note="; ".join(notes))
     known = printed | {metric for metric, _ in readings}
     return Outcome(_explained(judgement, matches, known), matches, files, tuple(notes), readings)
+
+
+def keep(outcome: Outcome) -> Path:
+    """Write the readings as records of the device, for the board; BadInput for a card of a family, whose rows are ours.
+
+    Also where no GPU is named, or one that is none of data/devices.toml, and where no figure was read.
+    """
+    judged = outcome.judgement
+    card = phases.card(judged.phase)
+    if judged.device == UNKNOWN:
+        raise BadInput("--keep", "the files name no GPU", "add --device")
+    if card.family:
+        raise BadInput("--keep", f"{card.id} is of family {card.family}", f"its rows are ours: lab measure {card.word}")
+    device = devices.get(judged.device, "--device").id
+    run, folder = store.new_run(device, card.id)
+    made = structs.asdict(machine.provenance())
+    made |= {"device": device, "phase": card.id, "run": run, "started": machine.now(), "gate_hash": card.gate_hash}
+    names = tuple(dict.fromkeys(imported.path.name for _, imported in outcome.files))
+    kept = [
+        Kept(**made, metric=metric, workload_id=workload, reading=reading, files=names, note=judged.note)
+        for (metric, workload), reading in outcome.readings.items()
+    ]
+    if not kept:
+        raise BadInput("--keep", "no figure of the gate was read", "see what the verdict says is missing")
+    return store.append_all(folder, kept)
 
 
 def asked(card: phases.Card, metric_flags: Sequence[str]) -> Asked:
