@@ -163,15 +163,15 @@ def judgement(
 
 
 def judge_measured(card: Card, device_id: str) -> Judgement:
-    """The card's gate held against the committed rows of one device; without a family against the readings kept last.
+    """The card's gate held against the committed rows of one device; where it has no family, against kept readings.
 
     Each room is asked once and in order: the rows, which of them are of former kernels, whether the gate is older than
     they are; then the rows are read as evidence and judged.
     """
     device = devices.get(device_id)
-    if not card.family:
-        return _judge_kept(card, device.id)
     every = store.rows(device=device.id, phase=card.id)
+    if not (every or card.family):
+        return _judge_kept(card, device.id)
     rows = evidence.asked(every, card)
     together = card.compared
     chosen = evidence.pairs(rows, together)  # older runs answer to an older gate, workloads that left the card to none

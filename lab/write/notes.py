@@ -172,6 +172,7 @@ def in_parts(family: str, device_id: str = "h200") -> list[str]:
     cost, device = importlib.import_module(f"kernels.{family}.cost"), devices.get(device_id)
     loaded, known = families.load(family), {w.id for w in families.load(family).cases.WORKLOADS}
     found: dict[str, tuple[float, str]] = {}  # the step's us, and the cells
+    heads: dict[str, str] = {}
     for card in (card for card in phases.cards().values() if card.family == family):
         for file in store.found(f"{device_id}/{card.id}/*/trace.parquet"):
             about, trace = stored.about(file), stored.load(file)
@@ -187,15 +188,15 @@ def in_parts(family: str, device_id: str = "h200") -> list[str]:
                 costs = cost.parts(loaded.workload(workload), loaded.candidates[name].precision)
                 floors_us = {part: composed.floor_us(device, of) for part, of in costs.items()}
                 us = {part: whole.by_category()[part].value for part in costs if not part.endswith(" products")}
+                heads |= {part: f"{part} us | x floor" for part in us}
                 times = [us[part] / (floors_us[part] + floors_us.get(f"{part} products", 0.0)) for part in us]
                 cells = [f"{one:,.0f} | {x:.2f}" for one, x in zip(us.values(), times, strict=True)]
                 cells += [f"{whole.whole - sum(us.values()):,.0f}", f"{whole.whole / sum(floors_us.values()):.2f}"]
                 parts = " | ".join((name, f"{whole.whole:,.0f}", *cells, file.parent.name))
                 found[workload] = whole.whole, parts
-    heads = " | ".join(f"{part} us | x floor" for part in ("ffn", "gdn", "attention", "head"))
     return [
-        f"| workload | arm | step us | {heads} | small, idle us | step x floor | trace |",
-        "|---" * 14 + "|",
+        f"| workload | arm | step us | {' | '.join(heads.values())} | small, idle us | step x floor | trace |",
+        "|---" * (6 + 2 * len(heads)) + "|",
         *(f"| `{workload}` | {cells} |" for workload, (_, cells) in sorted(found.items())),
     ]
 
