@@ -380,6 +380,7 @@ def _warnings(
     if len(changed) > 1:
         listed = which.differing(everything, {k for s in everything for k in s.fields} - set(changed))
         yield f"the arms differ in {len(changed)} settings: {listed}"
+    repeated: dict[str, list[str]] = {}
     for m in paired:
         counts = {arm: len(m.values(arm)) for arm in ARMS}
         if min(counts.values()) < FEW and not all(s.error for arm in ARMS for s in m.arm(arm)):
@@ -387,7 +388,7 @@ def _warnings(
             few = f"{one} of the control and {other} of the candidate do not show how runs vary ({FEW} of each would)"
             floor = f"the card's noise floor of {card.gate.noise.floor_pct:g} %"
             floor += " or the control's spread" if counts["control"] > 1 else " alone"
-            yield f"{m.title}: {few}: the effect is held against {floor}"
+            repeated.setdefault(f"{few}: the effect is held against {floor}", []).append(m.title)
         ran = {arm: {s.load["launches"] for s in m.arm(arm) if "launches" in s.load} for arm in ARMS}
         if ran["control"] != ran["candidate"]:
             pair = " and ".join(f"{', '.join(f'{n:g}' for n in sorted(of))} of the {arm}" for arm, of in ran.items())
@@ -404,6 +405,7 @@ def _warnings(
             if len(files) > 1:
                 named = ", ".join([*files][:4]) + (", ..." if len(files) > 4 else "")
                 yield f"{m.title}: {len(files)} files of the {arm} are pooled as repetitions ({named})"
+    yield from (f"{', '.join(titles)}: {text}" for text, titles in repeated.items())
     if any(s.tool == backend_ops.TOOL for s in everything):
         yield "test-backend-ops times a repeated graph by the host's clock: warm L2, launch gaps included, a mean"
     times = {arm: [t for s in sides[arm] if (t := _time(s))] for arm in ARMS}
