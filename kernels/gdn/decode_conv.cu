@@ -17,8 +17,8 @@
 #ifndef PDL
 #define PDL 0
 #endif
-constexpr int WIDTH = 4;  // of the convolution; its state holds WIDTH - 1 columns
-constexpr int PARTS = 4;  // of a head in shared memory, each a bulk copy with a barrier of its own
+constexpr int WIDTH = 4;    // of the convolution; its state holds WIDTH - 1 columns
+constexpr int PARTS = 4;    // of a head in shared memory, each a bulk copy with a barrier of its own
 constexpr int FIRST = 132;  // multiprocessors of an H200
 
 // As load_element, for memory that this launch also writes: no read-only path.
