@@ -21,22 +21,10 @@ import torch
 from kernels import cuda
 from kernels.common import Candidate, CudaSource, Needs, Tensors, Workload
 from kernels.gdn import cuda_decode
-from kernels.gdn.cuda_decode import FORMATS, SMS, STATES, DecodeVariant
+from kernels.gdn.cuda_decode import FORMATS, STATES, DecodeVariant
 
 WIDTH = 4
 NAMES = ("conv_weight", "conv_state", "a", "b", "A_log", "dt_bias", "state", "state_rows")
-
-
-# A whole float32 head in shared memory, three a multiprocessor: for as many heads as are then one wave.
-HELD = DecodeVariant("s", "f32", 128, 128, 8, 1)
-HELD_HEADS = 3 * SMS
-HELD_BYTES = 4 * HELD.dim**2 + 4 * 8  # of dynamic shared memory: the head and four barriers
-
-
-def choose_config(batch: int, heads_v: int, dim: int, state: str) -> DecodeVariant:
-    """cuda_decode's, and HELD for the calls of some heads that it holds."""
-    chosen = cuda_decode.choose_config(batch, heads_v, dim, state)
-    return HELD if chosen == cuda_decode.SOME["f32"] and batch * heads_v <= HELD_HEADS else chosen
 
 
 def warps(variant: DecodeVariant) -> int:
@@ -49,11 +37,9 @@ def kernel_name(variant: DecodeVariant) -> str:
     return f"gdn_decode_conv_d{variant.dim}_v{variant.v_tile}_w{warps(variant)}_{variant.state}_h{variant.hint}"
 
 
-KERNELS = tuple(dict.fromkeys(kernel_name(v) for v in (*cuda_decode.VARIANTS, HELD)))
 SOURCE = CudaSource(
     path=Path(__file__).with_name("decode_conv.cu"),
-    kernels=KERNELS,
-    shared_bytes=tuple(HELD_BYTES * (name == kernel_name(HELD)) for name in KERNELS),
+    kernels=tuple(dict.fromkeys(kernel_name(v) for v in cuda_decode.VARIANTS)),
     capability=(9, 0),
     architecture="sm_90a",
 )
@@ -98,16 +84,15 @@ def launch(args: Tensors, out: Tensors, variant: DecodeVariant | None = None, fo
     form: of FORMS, a programmatic one where all kernels of a step are launched so and none of them writes state_rows.
     """
     (batch, heads_k), (_, heads_v, dim, _) = args["arrived"].shape, out["state"].shape
-    chosen = variant or choose_config(batch, heads_v, dim, STATES[out["state"].dtype])
-    shared_bytes = HELD_BYTES * (chosen == HELD)
-    kernel = cuda.load(FORMS[form], kernel_name(chosen), out["o"].device.index or 0, shared_bytes)
+    chosen = variant or cuda_decode.choose_config(batch, heads_v, dim, STATES[out["state"].dtype])
+    kernel = cuda.load(FORMS[form], kernel_name(chosen), out["o"].device.index or 0)
     tensors = [args[n] for n in ("mixed_qkv", "a", "b", "conv_weight", "A_log", "dt_bias")]
     tensors += [out["conv_state"], out["state"], args["state_rows"], args["arrived"], out["o"]]
     mixed = args["mixed_qkv"]
     numbers = (mixed.stride(0), batch, heads_k, heads_v, int("raw_qk" in args), FORMATS[mixed.dtype])
     arguments: list[Any] = [*tensors, cuda.f32(dim**-0.5), *map(cuda.i32, numbers)]
     grid = (dim // chosen.v_tile, heads_v, batch)
-    cuda.launch(kernel, grid, 32 * warps(chosen), arguments, shared_bytes, programmatic=form != "")
+    cuda.launch(kernel, grid, 32 * warps(chosen), arguments, programmatic=form != "")
 
 
 def refuses(workload: Workload) -> str:
@@ -122,7 +107,7 @@ def refuses(workload: Workload) -> str:
 def describe(workload: Workload) -> str:
     """The launch choice in one line."""
     axes = (workload["batch"], workload["Hv"], workload["D"], str(workload["state_dtype"]))
-    return f"float32 arithmetic, {kernel_name(choose_config(*axes))}"
+    return f"float32 arithmetic, {kernel_name(cuda_decode.choose_config(*axes))}"
 
 
 CANDIDATES = (

@@ -4,22 +4,18 @@
 //     g = -exp(A_log) softplus(a + dt_bias)            beta = sigmoid(b)
 // The step and both states in one launch: q, k and v never see memory. Every block computes the 2 D channels of its
 // q and k itself, one to four a thread; its V_TILE channels of v are its own. Its slice of the state is in flight
-// meanwhile, to registers (TO 0), to L2 (1), which leaves registers to the convolution and the SM one block more, or by
-// bulk copies to shared memory (2): a float32 head whole, three an SM, so that 396 heads are one wave.
+// meanwhile, to registers (LATE 0) or to L2 (1), which leaves registers to the convolution and the SM one block more.
 // The state of the convolution moves by one column where it stands. The channels of q and k are read by all blocks of a
 // k head (its v heads, their column tiles), so the last of them to have read, by a ticket, moves them.
 
 // PDL 0/1/2 (0 where it is not given): a programmatic dependent launch. With 2 a block asks L2 for its states before it
-// waits. Nothing is read there: the kernel ahead may be the last step's, which writes them. Of TO 2 one block an SM fits
-// beside a product's, so the first FIRST blocks ask for all.
+// waits. Nothing is read into registers there: the kernel ahead may be the last step's, which writes them.
 #include "decode_token.cuh"
 
 #ifndef PDL
 #define PDL 0
 #endif
-constexpr int WIDTH = 4;    // of the convolution; its state holds WIDTH - 1 columns
-constexpr int PARTS = 4;    // of a head in shared memory, each a bulk copy with a barrier of its own
-constexpr int FIRST = 132;  // multiprocessors of an H200
+constexpr int WIDTH = 4;  // of the convolution; its state holds WIDTH - 1 columns
 
 // As load_element, for memory that this launch also writes: no read-only path.
 DEVICE u32 reload_element(const char* from, bool half) {
@@ -83,18 +79,17 @@ DEVICE void move_window(const u32* newer, const Channel& c, bool half) {
 
 // Grid (D / V_TILE, hv, batch). mixed [batch, channels], rows mixed_pitch elements apart, channels in the order q
 // [hk, D], k [hk, D], v [hv, D]; weight [channels, WIDTH]; arrived [batch, hk], zero before and after. BYTES, HINT: of
-// the state, as in decode.cu. Dynamic shared memory of TO 2: the head, and PARTS barriers.
-template <int D, int V_TILE, int WARPS, int BYTES, int HINT, int TO>
+// the state, as in decode.cu.
+template <int D, int V_TILE, int WARPS, int BYTES, int HINT, int LATE>
 DEVICE void decode_conv(ARGUMENTS) {
     constexpr int VEC = 16 / BYTES, LV = V_TILE / VEC, RL = 32 / LV, R = D / (WARPS * RL), STEP = WARPS * RL;
     constexpr int THREADS = WARPS * 32, PER = 2 * D / THREADS;  // channels of k and q per thread
     static_assert(LV <= 32 && R >= 1 && R * WARPS * RL == D, "tile");
     static_assert(PER >= 1 && PER * THREADS == 2 * D && V_TILE <= THREADS && WARPS > 1, "channels");
-    static_assert(TO != 2 || (V_TILE == D && R % PARTS == 0), "a head is whole");
     __shared__ __align__(16) float kq[2 * D];
     __shared__ __align__(16) float values[V_TILE];
     __shared__ __align__(16) float sums[WARPS * 2 * V_TILE];
-    __shared__ u32 newer[TO == 2 ? 1 : 2 * D][WIDTH - 1];  // a thread's own columns, out of its registers
+    __shared__ u32 newer[2 * D][WIDTH - 1];  // a thread's own columns, out of its registers
     __shared__ float gates[2];
     __shared__ int last;
     if constexpr (PDL == 1) launch_dependent_grids(), wait_on_dependent_grids();
@@ -106,22 +101,7 @@ DEVICE void decode_conv(ARGUMENTS) {
     mixed += (long)b * mixed_pitch * (half ? 2 : 4);
     const long at_o = (long)(b * hv + head) * D + column;
     float read[VEC], guess[VEC];
-    constexpr u32 SHARE = D * V_TILE * BYTES;  // of the head, contiguous: the blocks of its columns fetch it together
-    constexpr long HEAD = (long)D * D * BYTES;
-    DYNAMIC_SHARED(held);
-    const u32 full = shared_address(held) + SHARE;  // barriers, TO 2 alone
     if constexpr (PDL == 2) launch_dependent_grids();
-    if constexpr (TO == 2) {
-        if (me == THREADS - 1) {
-            if constexpr (PDL == 2)
-                for (int at = head + hv * b; at < hv * batch && head + hv * b < FIRST; at += FIRST) {
-                    const int of = __ldg(state_rows + at / hv);
-                    if (of >= 0) tma_prefetch_1d(state + ((long)of * hv + at % hv) * HEAD, SHARE);
-                }
-            for (int i = 0; i < PARTS; i++) mbarrier_init(full + 8 * i, 1);
-            mbarrier_init_fence();
-        }
-    }
     if (slot < 0) {
         if constexpr (PDL == 2) wait_on_dependent_grids();
 #pragma unroll
@@ -129,8 +109,9 @@ DEVICE void decode_conv(ARGUMENTS) {
         if (writer) store_activations(o, at_o, read, format);
         return;
     }
-    state += ((long)slot * hv + head) * HEAD;
-    if (TO != 2 && (TO || PDL == 2) && me == THREADS - 1) tma_prefetch_1d(state + blockIdx.x * SHARE, SHARE);
+    state += ((long)slot * hv + head) * D * D * BYTES;
+    constexpr u32 SHARE = D * V_TILE * BYTES;  // of the head, contiguous: the blocks of its columns fetch it together
+    if ((LATE || PDL == 2) && me == THREADS - 1) tma_prefetch_1d(state + blockIdx.x * SHARE, SHARE);
     const auto channel_of = [&](int i) {  // k, then q
         const int c = me + i * THREADS;
         const int channel = (c < D ? hk * D + c : c - D) + k_head * D;
@@ -148,15 +129,6 @@ DEVICE void decode_conv(ARGUMENTS) {
         if (me < V_TILE) ask_for(v_channel);
         wait_on_dependent_grids();
     }
-    const u64 policy = HINT ? evict_first_policy() : 0;
-    if (TO == 2 && me == THREADS - 1)
-        for (int i = 0; i < PARTS; i++) {
-            constexpr u32 PART = SHARE / PARTS;
-            mbarrier_arrive_expect_tx(full + 8 * i, PART);
-            const u32 to = shared_address(held) + i * PART;
-            if (HINT) tma_load_1d(to, state + i * PART, PART, full + 8 * i, policy);
-            else tma_load_1d(to, state + i * PART, PART, full + 8 * i);
-        }
     RawWindow window[PER], v_window;
 #pragma unroll
     for (int i = 0; i < PER; i++) load_window(window[i], channel_of(i), half);
@@ -171,9 +143,9 @@ DEVICE void decode_conv(ARGUMENTS) {
         log_rate = __ldg(a_log + head), bias = __ldg(dt_bias + head);
     }
     state += ((long)row * D + column) * BYTES;
-    const u32 mine = shared_address(held) + (row * D + column) * BYTES;
+    const u64 policy = HINT ? evict_first_policy() : 0;
     uint4 raw[R];
-    if (TO == 0)
+    if (!LATE)
 #pragma unroll
         for (int i = 0; i < R; i++) raw[i] = load_state<HINT>(state + (long)i * STEP * D * BYTES, policy);
 
@@ -185,9 +157,8 @@ DEVICE void decode_conv(ARGUMENTS) {
 #pragma unroll
     for (int i = 0; i < PER; i++) {
         kq[me + i * THREADS] = convolved(window[i], format);
-        if constexpr (TO != 2)
 #pragma unroll
-            for (int j = 0; j < WIDTH - 1; j++) newer[me + i * THREADS][j] = window[i].column[j + 1];
+        for (int j = 0; j < WIDTH - 1; j++) newer[me + i * THREADS][j] = window[i].column[j + 1];
     }
     if (me < V_TILE) {
         values[me] = convolved(v_window, format);
@@ -196,7 +167,7 @@ DEVICE void decode_conv(ARGUMENTS) {
     named_barrier_sync(2, THREADS);
     u32 ticket = 0;
     if (me == 0) ticket = atomic_add_relaxed(arrived + b * hk + k_head, 1);
-    if (TO == 1)
+    if (LATE)
 #pragma unroll
         for (int i = 0; i < R; i++) raw[i] = load_state<HINT>(state + (long)i * STEP * D * BYTES, policy);
 
@@ -214,26 +185,10 @@ DEVICE void decode_conv(ARGUMENTS) {
     }
     const float k_norm = normalise ? 1.0f / sqrtf(kk + L2_EPS) : 1.0f;
     const float q_norm = normalise ? 1.0f / sqrtf(qq + L2_EPS) : 1.0f;
-    if constexpr (TO == 2) {
-#pragma unroll
-        for (int j = 0; j < VEC; j++) guess[j] = read[j] = 0;
-#pragma unroll
-        for (int part = 0; part < PARTS; part++) {
-            constexpr int ROWS = R / PARTS;
-            const int first = part * ROWS * STEP;
-            uint4 some[ROWS];
-            float g[VEC], r[VEC];
-            mbarrier_wait(full + 8 * part, 0);
-#pragma unroll
-            for (int i = 0; i < ROWS; i++) some[i] = lds128(mine + (first + i * STEP) * D * BYTES);
-            partial_sums<D, ROWS, VEC, STEP>(g, r, some, kq + first, row);
-#pragma unroll
-            for (int j = 0; j < VEC; j++) guess[j] += g[j], read[j] += r[j];
-        }
-    } else partial_sums<D, R, VEC, STEP>(guess, read, raw, kq, row);
+    partial_sums<D, R, VEC, STEP>(guess, read, raw, kq, row);
     if (me == 0) last = ticket == gridDim.x * (hv / hk) - 1;
     total_sums<V_TILE, WARPS, LV, VEC>(guess, read, sums, warp, at, THREADS);
-    if constexpr (TO != 2) forget_unpacked(raw);
+    forget_unpacked(raw);
     const float decay = gates[0], rate = gates[1];
 #pragma unroll
     for (int j = 0; j < VEC; j++) {
@@ -242,31 +197,27 @@ DEVICE void decode_conv(ARGUMENTS) {
         guess[j] = k_norm * u;  // kq holds keys that are not normalised
     }
 #pragma unroll
-    for (int i = 0; i < R; i++) {
-        if constexpr (TO == 2) raw[i] = lds128(mine + i * STEP * D * BYTES);
+    for (int i = 0; i < R; i++)
         store_state<HINT>(state + (long)i * STEP * D * BYTES, updated(raw[i], guess, decay, kq[row + i * STEP]),
                           policy);
-    }
     if (writer) store_activations(o, at_o, read, format);
 
     // The last block of the k head moves the columns of its q and k, and clears the ticket.
     if (!last) return;
 #pragma unroll
-    for (int i = 0; i < PER; i++)
-        move_window(TO == 2 ? window[i].column + 1 : newer[me + i * THREADS], channel_of(i), half);
+    for (int i = 0; i < PER; i++) move_window(newer[me + i * THREADS], channel_of(i), half);
     if (me == 0) arrived[b * hk + k_head] = 0;
 }
 
 // BLOCKS: per SM, which the register count must allow.
-#define DECODE_CONV(D, V, W, NAME, BYTES, HINT, BLOCKS, TO)                \
+#define DECODE_CONV(D, V, W, NAME, BYTES, HINT, BLOCKS, LATE)              \
     extern "C" __global__ void __launch_bounds__(W * 32, BLOCKS)           \
         gdn_decode_conv_d##D##_v##V##_w##W##_##NAME##_h##HINT(ARGUMENTS) { \
-        decode_conv<D, V, W, BYTES, HINT, TO>(PASSED);                     \
+        decode_conv<D, V, W, BYTES, HINT, LATE>(PASSED);                   \
     }
 
 DECODE_CONV(128, 16, 2, f32, 4, 1, 6, 0)
 DECODE_CONV(128, 64, 4, f32, 4, 1, 3, 0)
-DECODE_CONV(128, 128, 8, f32, 4, 1, 3, 2)
 DECODE_CONV(128, 64, 8, f32, 4, 0, 4, 1)
 DECODE_CONV(128, 32, 2, bf16, 2, 1, 8, 1)
 DECODE_CONV(128, 128, 4, bf16, 2, 1, 3, 0)

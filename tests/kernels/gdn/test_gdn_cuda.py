@@ -406,7 +406,7 @@ def test_decode_against_reference(variant: cuda_decode.DecodeVariant) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("variant", [*cuda_decode.VARIANTS, cuda_decode_conv.HELD], ids=lambda v: v.kernel)
+@pytest.mark.parametrize("variant", cuda_decode.VARIANTS, ids=lambda v: v.kernel)
 def test_decode_from_the_convolution_against_reference(variant: cuda_decode.DecodeVariant) -> None:
     """Two launches, the second on what the first left of both states and of the tickets."""
     needs_hopper()

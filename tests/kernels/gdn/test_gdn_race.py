@@ -60,7 +60,7 @@ def check(problem: Workload, precision: str, run: Callable[[Tensors, Tensors], N
 
 def decode() -> None:
     """Every instantiation with permuted ids and an empty slot, alone and from the convolution on; one sequence."""
-    for variant in (*cuda_decode.VARIANTS, cuda_decode_conv.HELD):
+    for variant in cuda_decode.VARIANTS:
         batch = 3 + (cuda_decode.WAVE // 3 if variant.prefetch > 1 else 0)  # some of the heads are fetched ahead
         shape = {"D": variant.dim, "state_dtype": variant.state}
         problem = cases._decode(batch, (1, 3), dtype="bf16", qk_l2norm=1, pad=1, **shape)  # type: ignore[arg-type]
@@ -71,8 +71,7 @@ def decode() -> None:
         def conv(inputs: Tensors, out: Tensors, variant: cuda_decode.DecodeVariant = variant) -> None:
             cuda_decode_conv.launch(cuda_decode_conv._prepare(inputs), out, variant)
 
-        if variant != cuda_decode_conv.HELD:
-            check(problem, "f32", step)
+        check(problem, "f32", step)
         check(cases._from_conv(problem), "f32", conv)
     for candidate in cuda_decode_single.CANDIDATES:
         problem = cases._in_pool(cases._decode(1, (1, 3), D=128, dtype="bf16"), 4)
