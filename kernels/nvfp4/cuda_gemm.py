@@ -6,7 +6,7 @@ weights and, where rows of y start on 16 bytes, writes y through tensor maps (CU
 address and shape and passed by value in the launch.
 
 stream.py and resident.py, up to 32 tokens, read the decode kernel's copy of the weights (tiles.py); wgmma_gemm.cu and
-line.py (33 to 96 tokens of long K) another (row_tiles.py).
+line.py (25 to 96 tokens of long K) another (row_tiles.py).
 
 `cuda_gemm_chained` is the same, launched programmatically as cuda_decode_chained is (cuda_decode.py says what that is).
 
@@ -167,12 +167,12 @@ Config = GemmConfig | LineConfig | ResidentConfig | StreamConfig
 def choose(m: int, n: int, k: int, dtype: str, sms: int = SMS) -> Config:
     """The kernel for a shape. Raises ValueError when k is no multiple of 16.
 
-    Up to 32 tokens of long K both operands are streamed, or x stays resident where that is short for a multiprocessor
-    and x fits; from 33 to LINE_TOKENS of long K both are streamed by line.py. Else CTAs make tiles of x.
+    Up to LINE_TOKENS of long K both operands are streamed, from 25 on by line.py; up to 32, x stays resident where that
+    is short for a multiprocessor and x fits. Else CTAs make tiles of x.
     """
     if m <= resident.TOKENS and k >= resident.K_MIN:
         if stream.pays(n, k, sms):
-            return stream.choose_config(m, n, k, dtype, sms)
+            return (stream if m <= max(stream.TOKENS) else line).choose_config(m, n, k, dtype, sms)
         if resident.fits(k):
             return resident.choose_config(m, n, k, dtype)
     if resident.TOKENS < m <= LINE_TOKENS and k >= LONG_K:

@@ -82,8 +82,8 @@ class Gated(torch.nn.Module):
 @lru_cache(maxsize=1024)
 def many(m: int, n: int, k: int, dtype: str, sms: int) -> cuda_gemm.Config:
     """The kernel of more than EIGHT tokens, as cuda_gemm chooses; x is streamed where it would stay resident."""
-    if m <= max(stream.TOKENS) and k >= resident.K_MIN:
-        return stream.choose_config(m, n, k, dtype, sms, gated=True)
+    if m <= resident.TOKENS and k >= resident.K_MIN:
+        return (stream if m <= max(stream.TOKENS) else line).choose_config(m, n, k, dtype, sms, gated=True)
     if m <= cuda_gemm.LINE_TOKENS and k >= cuda_gemm.LONG_K:
         return line.choose_config(m, n, k, dtype, sms, gated=True)
     return cuda_gemm.choose_config(m, n, k, dtype, sms, gated=True)

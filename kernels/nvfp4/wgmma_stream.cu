@@ -1,4 +1,4 @@
-// NVFP4 linear for 9 to 32 tokens: y[M, N] = x[M, K] w^T, as y^T = w x^T on wgmma, both operands streamed.
+// NVFP4 linear for 9 to 24 tokens, NATURAL to 128: y[M, N] = x[M, K] w^T, as y^T = w x^T on wgmma, both operands streamed.
 //
 // A stream-K iteration is a block of BLOCK_N = 256 weight rows by 128 k. The iterations of all blocks stand in a line,
 // which the CTAs share evenly (sm90/scheduler.cuh): every multiprocessor has as many of them, whatever the shape. A CTA
@@ -23,7 +23,7 @@
 // GATED: weight rows are eight of a gate and eight of an up projection in turn, so a lane has both of a feature, and y
 // [m, n] is SiLU(gate) * up of n features, of 2 n rows.
 //
-// Macros: KERNEL (name), X_BF16 0/1, BLOCK_M 16/24/32 (tokens; NATURAL: multiples of 16 up to 128), STAGES (a power of
+// Macros: KERNEL (name), X_BF16 0/1, BLOCK_M 16/24 (tokens; NATURAL: multiples of 16 up to 128), STAGES (a power of
 // two, at least 4); NATURAL 0/1, CONSUMERS (warpgroups) and CLUSTER 1/2 where it is 1; GATED 0/1 (0 where not given).
 #ifndef GATED
 #define GATED 0

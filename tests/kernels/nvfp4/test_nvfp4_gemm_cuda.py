@@ -144,7 +144,8 @@ def test_tile_cluster_and_whole_tiles_follow_from_the_shape(m, n, k, tokens, clu
     ("m", "n", "k", "config"),
     [
         (9, 5120, 17408, stream.StreamConfig),
-        (32, 17408, 5120, stream.StreamConfig),
+        (24, 17408, 5120, stream.StreamConfig),
+        (25, 17408, 5120, line.LineConfig),
         (33, 17408, 5120, line.LineConfig),
         (33, 1000, 4112, line.LineConfig),
         (96, 5120, 17408, line.LineConfig),
@@ -346,7 +347,7 @@ def test_the_simulation_sees_mistakes_in_a_split_tile(change, wrong):
 
 @pytest.mark.parametrize(
     ("m", "n", "k", "kernel"),
-    [(32, 17408, 5120, stream), (32, 5120, 6144, resident), (64, 17408, 5120, line), (128, 17408, 5120, cuda_gemm)],
+    [(24, 17408, 5120, stream), (32, 5120, 6144, resident), (64, 17408, 5120, line), (128, 17408, 5120, cuda_gemm)],
 )
 def test_every_kernel_of_a_chained_product_is_launched_programmatically(m, n, k, kernel, monkeypatch):
     seen = []
@@ -373,13 +374,13 @@ def test_a_gated_product_refuses_another_number_of_tokens_form():
 
 
 def test_a_gated_product_has_the_kernel_and_layout_of_its_number_of_tokens():
-    found = [str(gated.many(m, 2 * 17408, 5120, "bf16", 132)).split("_t")[0] for m in (9, 32, 33, 96, 97, 2048)]
+    found = [str(gated.many(m, 2 * 17408, 5120, "bf16", 132)).split("_t")[0] for m in (9, 24, 25, 96, 97, 2048)]
     assert found == ["nvfp4_stream_bf16"] * 2 + ["nvfp4_line_bf16"] * 2 + ["nvfp4_gemm_bf16"] * 2
     parts = {"packed": torch.zeros(8, 2560, dtype=torch.uint8), "scale": torch.zeros(8, 320, dtype=torch.uint8)}
     gate = parts | {"tensor_scale": torch.ones(1)}
-    layouts = [gated.Gated(gate, gate, tokens=m).layout for m in (8, 9, 32, 33, 128)]
+    layouts = [gated.Gated(gate, gate, tokens=m).layout for m in (8, 9, 24, 25, 128)]
     assert layouts == ["tiles", "tiles", "tiles", "row_tiles", "row_tiles"]
-    sources = [cuda_gemm.source(gated.many(m, 2 * 17408, 5120, "bf16", 132)) for m in (32, 64, 128)]
+    sources = [cuda_gemm.source(gated.many(m, 2 * 17408, 5120, "bf16", 132)) for m in (24, 32, 64, 128)]
     assert all("-DGATED=1" in source.options for source in sources)
 
 

@@ -131,6 +131,7 @@ def test_the_kernel_runs_on_a_cpu(m, n, k, dtype, fixed):
 @pytest.mark.parametrize(
     ("m", "f", "k", "dtype", "fixed"),
     [
+        (32, 248, 1040, "bf16", {"workers": 5}),
         (33, 248, 1040, "bf16", {"workers": 5}),
         (64, 152, 528, "fp16", {"workers": 2, "cluster": 2}),
         (90, 352, 656, "bf16", {"workers": 3, "cluster": 2, "groups": 2}),
