@@ -501,6 +501,11 @@ def former(row: Measurement, name: str = "") -> str:
     return "" if config == row.config else "former kernel"
 
 
+def composes(name: str) -> bool:
+    """Whether a family's arms launch other families' kernels (kernels/<family>/calls.py says which)."""
+    return (FOLDER / name / "calls.py").is_file()
+
+
 def former_kernels(rows: Iterable[Measurement]) -> list[str]:
     """One phrase for each kernel that the present code would not launch again, with the workloads."""
     found: dict[tuple[str, str], list[str]] = {}

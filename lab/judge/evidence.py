@@ -24,6 +24,7 @@ from lab.base import devices, interval
 from lab.bench import sampling
 from lab.card import phases
 from lab.card.gate import Reading, arrival_of, of_output
+from lab.check import families
 from lab.place import roofline
 from lab.row.records import JUDGED, Earlier, Measurement
 
@@ -40,7 +41,7 @@ CLOCK_PCT = 5.0  # by which the harness's clock may differ from an arm's own tim
 PLACED = 1.02
 # By which a ratio may differ between two GPUs of one model: 19 in 20 do by less (lab/study/repeats.py), and an interval
 # is of the GPU that was measured.
-GPUS = 1.008
+GPUS = 1.009
 
 
 def asked(rows: Iterable[Measurement], card: phases.Card) -> list[Measurement]:
@@ -103,11 +104,11 @@ def pairs(rows: Iterable[Measurement], together: Iterable[Iterable[str]] = ()) -
         members = [workload for workload in group if workload in runs]
         if any(row and row.status == "incorrect" for workload in members for row in chosen[workload]):
             continue
-        newest_launches = [_launches(chosen[workload]) for workload in members]
+        newest_launches = [launches(chosen[workload]) for workload in members]
         shared = set.intersection(*(set(runs[workload]) for workload in members)) if members else set()
         for run in sorted(shared, reverse=True):
             found = {workload: runs[workload][run] for workload in members}
-            if all(map(_judged, found.values())) and list(map(_launches, found.values())) == newest_launches:
+            if all(map(_judged, found.values())) and list(map(launches, found.values())) == newest_launches:
                 chosen |= found
                 break
     return chosen
@@ -139,8 +140,10 @@ def _judged(pair: Pair) -> bool:
     return all(row and row.status in JUDGED for row in pair)
 
 
-def _launches(pair: Pair) -> list[str | None]:
-    return [row.config if row else None for row in pair]
+def launches(pair: Pair) -> list[str | None]:
+    """What two arms launched, to be compared between runs: a config names the kernels of its own family alone."""
+    made = (row.code if row and families.composes(row.family) else "" for row in pair)
+    return [f"{row.config} {code}" if row else None for row, code in zip(pair, made, strict=True)]
 
 
 def readings(
@@ -388,7 +391,7 @@ def between_runs(rows: Iterable[Measurement]) -> dict[str, tuple[int, float]]:
     spread = {}
     for workload, runs in by_run(row for row in rows if row.own_us is not None).items():
         both = [(control, candidate) for control, candidate in runs.values() if control and candidate]
-        alike = [pair for pair in both if _launches(pair) == _launches(both[-1])]
+        alike = [pair for pair in both if launches(pair) == launches(both[-1])]
         ratios = [(candidate.own_us or 0.0) / (control.own_us or math.inf) for control, candidate in alike]
         if len(ratios) > 1:
             spread[workload] = len(ratios), 100.0 * statistics.stdev(ratios) / statistics.fmean(ratios)

@@ -201,7 +201,10 @@ def _judge_kept(card: Card, device_id: str) -> Judgement:
     runs = store.kept(Kept, device_id, card.id)
     newest = runs[-1] if runs else []
     given = {(one.metric, one.workload_id): one.reading for one in newest}
-    notes = [f"kept from {', '.join(newest[0].files)} in run {newest[0].run}", newest[0].note] if newest else []
+    notes = []
+    for one in newest[:1]:
+        made = f" ({one.made})" if one.made else ""
+        notes += [f"kept from {', '.join(one.files)}{made} in run {one.run}", one.note]
     if any(one.gate_hash != card.gate_hash for one in newest):
         notes.append("gate changed since: keep the files again")
     return judgement(card, given, "imported", device_id, None, note="; ".join(filter(None, notes)))

@@ -463,7 +463,8 @@ FIGURES = Counter.__struct_fields__[Counter.__struct_fields__.index("duration_us
 class Kept(Provenance, frozen=True, kw_only=True, tag=1):
     """A figure of two arms from somebody's own files, as the judge read it (`lab judge --rows --keep`).
 
-    The provenance is of where it was kept. files: the names of the arms' files; note: what was said of them.
+    The provenance is of where it was kept. files: the names of the arms' files; made: hardware, model and build that
+    these state, "" for none; note: what was said of them.
     """
 
     FILE: ClassVar[str] = "readings.jsonl"
@@ -478,6 +479,7 @@ class Kept(Provenance, frozen=True, kw_only=True, tag=1):
     reading: Reading
     gate_hash: str
     files: tuple[str, ...]
+    made: str = ""
     note: str = ""
 
     def wrong(self) -> tuple[str, str] | None:

@@ -106,10 +106,10 @@ def on_two_gpus(device: str) -> list[Elsewhere]:
     for card in phases.cards().values():
         rows = [row for row in store.rows(device, card.id) if row.metric == "kernel_us" and not row.throttled]
         for workload, runs in evidence.by_run(row for row in rows if row.placements > 1).items():
-            on: dict[tuple[str, ...], dict[str | None, tuple[float, float, float]]] = {}  # by launches and GPU
+            on: dict[tuple[str | None, ...], dict[str | None, tuple[float, float, float]]] = {}  # by launches and GPU
             for a, b in (pair for _, pair in sorted(runs.items())):
                 if a and b and (change := evidence.change_pct(a, b)) and not evidence.unsettled(a, b):
-                    on.setdefault((a.config, b.config), {})[a.gpu_id] = change
+                    on.setdefault(tuple(evidence.launches((a, b))), {})[a.gpu_id] = change
             for gpus in on.values():
                 one, two = min(gpus.values()), max(gpus.values())
                 if len(gpus) > 1:

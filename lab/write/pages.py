@@ -88,7 +88,7 @@ class View:
         if self.judgement.recorded:
             known = recorded.sources().get(self.judgement.recorded.source)
             return known.project if known else self.card.system
-        return {"measured": "measured here", "unmeasured": "not measured yet"}.get(self.kind, "your files")
+        return {"measured": "measured here", "unmeasured": "not measured yet"}.get(self.kind, "imported files")
 
     @cached_property
     def deciding(self) -> rules.Finding | None:

@@ -33,6 +33,7 @@ GROUPS = (
         "Recorded",
         "Outcomes that five projects wrote down, judged again from the figures that they printed.",
     ),
+    ("imported", "Imported files", "Files of any tool, judged as `lab judge --rows --keep` read them."),
     ("unmeasured", "Not measured yet", "Cards without a recorded figure or a committed row: their gates wait."),
 )
 

@@ -353,6 +353,16 @@ def test_spread_over_runs_is_of_ratios_formed_within_each() -> None:
     assert evidence.between_runs(former + rows) == found
 
 
+def test_a_composition_of_another_commit_launches_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its config has the levers, and the kernels are other families'."""
+    assert [families.composes(name) for name in families.names()].count(True) == 1
+    both = [[row(arm, 1000.0, commit=c * 12) for arm in ("control", "candidate")] for c in "ab"]
+    for composes in (False, True):
+        monkeypatch.setattr(families, "composes", lambda name, found=composes: found)
+        one, other = (evidence.launches((a, b)) for a, b in both)
+        assert (one == other) != composes
+
+
 # Faster than the device -----------------------------------------------------------------------------------------------
 
 MEMORY_US = 2**30 / 4.8e12 * 1e6  # 223.7 us for 1 GiB

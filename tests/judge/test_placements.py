@@ -381,7 +381,7 @@ def test_how_far_two_gpus_of_a_model_lie_apart_is_what_the_rows_show() -> None:
 
 @over(numbered([(795.0, -20.0, True), (780.0, -20.0, False), (805.0, -20.0, True), (830.0, -20.0, False)]))
 def test_a_verdict_says_where_another_gpu_may_decide_otherwise(us: float, line: float, near: bool) -> None:
-    """A change of -20 % is asked of 1,000 us; two GPUs differ by 0.8 %."""
+    """A change of -20 % is asked of 1,000 us; two GPUs differ by 0.9 %."""
     gate = Gate(require=(Condition("kernel_us", "<=", "%", line, "change", "a"),))
     rows = [placed("control", 1000.0, STILL), placed("candidate", us, STILL)]
     found = judge(gate, evidence.readings(rows, H200))

@@ -49,7 +49,7 @@ def test_what_is_kept_is_judged_as_it_was_read(tmp_path: Path, capsys: pytest.Ca
         kept = verdicts.judge_measured(phases.card(CARD), "h200")  # the newest run
         assert kept.verdict.word == read.verdict.word == word
         assert (kept.verdict.reason, kept.evidence, kept.device) == (read.verdict.reason, "imported", "h200")
-        assert "control.csv, candidate.csv" in kept.note
+        assert "control.csv, candidate.csv (NVIDIA H200, tiny.npz, torch 2)" in kept.note
         assert kept.note.count("do not show how runs vary") == 1, "one note for all workloads"
         assert "text, code, gap128: 1 repetition" in kept.note
         assert len(store.kept(Kept, "h200", CARD)) == number

@@ -146,6 +146,8 @@ def keep(outcome: Outcome) -> Path:
     made = structs.asdict(machine.provenance())
     made |= {"device": device, "phase": card.id, "run": run, "started": machine.now(), "gate_hash": card.gate_hash}
     names = tuple(dict.fromkeys(imported.path.name for _, imported in outcome.files))
+    used = [s for m in outcome.matches if not m.reason for arm in ARMS for s in m.arm(arm)]
+    made["made"] = ", ".join(filter(None, (_stated(used, keys) for keys in (HARDWARE, MODEL, BUILD))))
     kept = [
         Kept(**made, metric=metric, workload_id=workload, reading=reading, files=names, note=judged.note)
         for (metric, workload), reading in outcome.readings.items()

@@ -225,7 +225,7 @@ GATES: list[tuple[str, Path, WORDS, WORDS, measure.Size]] = [
     ("lp14-logits", WEIGHTS, ("stream=f32",), (), LOGITS),
     ("lp16-logits", WEIGHTS, (), ("products=w4a8",), LOGITS),
     ("lp18-logits", WEIGHTS, (), ("cache=fp8",), LOGITS),
-    ("lp18-logits", WEIGHTS, (), ("cache=q8_0",), LOGITS),
+    ("lp18-q8-logits", WEIGHTS, (), ("cache=q8_0",), LOGITS),
     ("lb10-last-token", WEIGHTS, ("logits=all",), (), LOGITS),
     ("ik1-cross-bleed", RECURRENT, ("pool=shared", "batch=alone"), (), SLOTS),
     ("ik2-decomposition", RECURRENT, ("weights=f32", "batch=alone"), ("weights=f32",), SLOTS),
