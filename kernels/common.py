@@ -37,6 +37,7 @@ to capture in a CUDA graph. `out` arrives full of NaN and finite junk, so a part
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import importlib.util
 import os
@@ -320,6 +321,22 @@ def poisoned(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | 
     if dtype.is_floating_point:
         return torch.full(shape, float("nan"), dtype=torch.float32, device=device).to(dtype)
     return torch.full(shape, torch.iinfo(dtype).max, dtype=dtype, device=device)
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number from 1 on")
+    return int(text)
+
+
+def there(device: str) -> str:
+    """The device of a command line; raises ValueError for a GPU that is not there."""
+    import torch
+
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"--device {device}: torch {torch.__version__} sees no GPU; pass cpu")
+    return device
 
 
 def device_of(inputs: Tensors) -> torch.device:

@@ -4,7 +4,7 @@
     y = torch.compile(linear)(x)                # also inside a CUDA graph, after one call as warm-up
 
 Which candidate a number of tokens gets, the family's router says when the weight is packed. A module has one copy, of
-4.5 bits a weight, for every layout that its range of tokens needs: of cuda_decode and cuda_gemm one up to 32 tokens of
+4.5 bits a weight, for every layout that its range of tokens needs: of cuda_decode and cuda_gemm one up to 24 tokens of
 long K (tiles.py) and one above (row_tiles.py). Narrow `tokens` where two are too much. Leading dimensions are collapsed
 before the choice (route.py says why). Only candidates whose operands are exact compete (precision nvfp4-w4a16).
 

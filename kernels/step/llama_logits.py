@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from kernels.common import Tensors, interpreted
+from kernels.common import Tensors, interpreted, positive, there
 from kernels.step import cases
 from kernels.step.model import MODELS, Model
 from kernels.step.peers import llama_cpp
@@ -72,17 +72,17 @@ def main() -> None:
     parser.add_argument("--file", type=Path, required=True, help="a file of kernels.step.peers.gguf_file")
     parser.add_argument("--model", choices=MODELS, default="q36-27b")
     parser.add_argument("--layers", type=int, default=0, help="only the first so many; 0: all")
-    parser.add_argument("--sequences", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=32, help="of each prompt")
+    parser.add_argument("--sequences", type=positive, default=8)
+    parser.add_argument("--tokens", type=positive, default=32, help="of each prompt")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     asked = parser.parse_args()
-    model = MODELS[asked.model].cut(asked.layers or MODELS[asked.model].layers)
     if asked.device == "cpu" and not interpreted():
         print("llama_logits: the served step needs a GPU; on the CPU set TRITON_INTERPRET=1", file=sys.stderr)
         raise SystemExit(2)
-    rng = torch.Generator().manual_seed(0)
-    tokens = torch.randint(model.vocab, (asked.sequences, asked.tokens + 1), generator=rng)
     try:
+        there(asked.device)
+        model, rng = MODELS[asked.model].cut(asked.layers), torch.Generator().manual_seed(0)
+        tokens = torch.randint(model.vocab, (asked.sequences, asked.tokens + 1), generator=rng)
         other = llama_cpp.logits(asked.file, tokens, (model.layers, model.hidden, model.vocab))
     except ImportError as problem:
         print(f"llama_logits: {asked.file.name}: {problem}; pip install llama-cpp-python brings it", file=sys.stderr)

@@ -44,7 +44,10 @@ class Model:
         return (2 * self.gdn_k_heads + self.gdn_v_heads) * self.gdn_dim
 
     def cut(self, layers: int) -> Model:
-        """The same with its first layers only."""
+        """The same with its first layers only, 0: all. Raises ValueError for more than there are."""
+        if not 0 <= layers <= self.layers:
+            raise ValueError(f"{layers} layers: the model has {self.layers}; ask for so many or fewer")
+        layers = layers or self.layers
         return replace(self, layers=layers)
 
     def linears(self) -> dict[str, tuple[int, int]]:

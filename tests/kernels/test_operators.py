@@ -300,13 +300,13 @@ def test_a_weight_is_packed_once_for_every_layout(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(operators, "choose", lambda *asked, **axes: SimpleNamespace(name="cuda_gemm"))
     monkeypatch.setattr(hopper, "multiprocessors", lambda device: 132)
     found = nvfp4_ops.segments(17408, 5120, torch.bfloat16, torch.device("cuda", 0), (9, 4096))
-    assert found == ((32, "cuda_gemm", "tiles"), (4096, "cuda_gemm", "row_tiles"))  # two kernels from 33 tokens on
+    assert found == ((24, "cuda_gemm", "tiles"), (4096, "cuda_gemm", "row_tiles"))  # three kernels from 25 tokens on
     nvfp4_ops.segments.cache_clear()
 
 
 def test_kernels_of_one_layout_share_a_copy_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """From 1 to 4096 tokens two copies do: what decodes and what takes a few dozen tokens read the same one."""
-    chosen = ((8, "cuda_decode", "tiles"), (32, "cuda_gemm", "tiles"), (4096, "cuda_gemm", "row_tiles"))
+    chosen = ((8, "cuda_decode", "tiles"), (24, "cuda_gemm", "tiles"), (4096, "cuda_gemm", "row_tiles"))
     monkeypatch.setattr(nvfp4_ops, "segments", lambda *_: chosen)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     ours = {kernel.name: kernel for kernel in (*cuda_decode.CANDIDATES, *cuda_gemm.CANDIDATES)}

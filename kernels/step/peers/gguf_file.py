@@ -11,6 +11,8 @@ dequantise to once more. There is no vocabulary: token ids are all that a bench 
 from __future__ import annotations
 
 import argparse
+import math
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +21,7 @@ from typing import Any
 
 import torch
 
-from kernels.common import Tensors
+from kernels.common import Tensors, there
 from kernels.nvfp4 import checkpoints
 from kernels.nvfp4 import format as nvfp4
 from kernels.step import cases
@@ -96,7 +98,7 @@ def tensors(model: Model, weights: Tensors, form: str) -> Iterator[tuple[str, An
     import gguf
 
     if model.experts:
-        raise ValueError("a mixture's experts have no layout here: pass a dense model")
+        raise ValueError("a mixture's experts have no layout here; pass a dense model")
     if form not in FORMS:
         raise ValueError(f"{form=} must be one of {', '.join(FORMS)}")
     for name in model.linears():
@@ -123,8 +125,40 @@ def tensors(model: Model, weights: Tensors, form: str) -> Iterator[tuple[str, An
             yield name_of(name), value.float().numpy(), "F32"
 
 
+def size(model: Model, form: str) -> int:
+    """Bytes of the tensors of a file."""
+    products = sum(n * k for n, k in model.linears().values())
+    others = sum(math.prod(shape) * (4 if len(shape) == 1 else 2) for shape in model.others().values())
+    return others + products * (9 if form == "nvfp4" else 17) // 16
+
+
+def refuses(path: Path, model: Model, form: str) -> str:
+    """ "" or why no file can be written there, known before there are weights; a file needs itself in memory too."""
+    if model.experts:
+        return "a mixture's experts have no layout here; pass a dense model"
+    if not path.parent.is_dir():
+        return f"{path.parent} is not there; make that folder"
+    needed, room = size(model, form), shutil.disk_usage(path.parent).free
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        (line,) = (line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable"))
+        room = min(room, 1024 * int(line.split()[1]))
+    if needed > room:
+        return f"takes {needed / 1e9:.1f} GB of disk and of memory, {room / 1e9:.1f} are there; pass fewer --layers"
+    return ""
+
+
 def write(path: Path, model: Model, weights: Tensors, form: str) -> None:
-    """The file. weights: in NVFP4, as cases.weights gives them."""
+    """The file, whole or not at all. weights: in NVFP4, as cases.weights gives them."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        _write(part, model, weights, form)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _write(path: Path, model: Model, weights: Tensors, form: str) -> None:
     import gguf
 
     out = gguf.GGUFWriter(path, "qwen35")
@@ -169,11 +203,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     asked = parser.parse_args()
-    model = MODELS[asked.model].cut(asked.layers or MODELS[asked.model].layers)
     try:
-        write(asked.out, model, cases.weights(model, 0, asked.device), asked.form)
-    except (ImportError, ValueError, OSError) as problem:
+        import gguf  # noqa: F401
+
+        model = MODELS[asked.model].cut(asked.layers)
+        if reason := refuses(asked.out, model, asked.form):
+            raise ValueError(reason)
+        write(asked.out, model, cases.weights(model, 0, there(asked.device)), asked.form)
+    except ImportError as problem:
         print(f"gguf_file: {asked.out.name}: {problem}; pip install 'killgate[gguf]' brings gguf", file=sys.stderr)
+        raise SystemExit(2) from None
+    except (ValueError, OSError, torch.OutOfMemoryError) as problem:
+        print(f"gguf_file: {asked.out.name}: {str(problem).splitlines()[0]}", file=sys.stderr)
         raise SystemExit(2) from None
 
 

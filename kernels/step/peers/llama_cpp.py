@@ -118,6 +118,10 @@ def main() -> None:
     parser.add_argument("more", nargs="*", help="further words for the tool, after --")
     asked = parser.parse_args()
     try:
+        if not all(n.isdecimal() and int(n) for n in asked.npl.split(",")):
+            raise ValueError(f"--npl {asked.npl}: not numbers of sequences; pass such as 1,8,32")
+        if asked.out and not asked.out.parent.is_dir():
+            raise ValueError(f"--out {asked.out}: its folder is not there; make it")
         sizes = [int(n) for n in asked.npl.split(",")]
         text = run(command(asked.binary, asked.model, sizes, asked.npp, asked.ntg, asked.more))
     except ValueError as problem:

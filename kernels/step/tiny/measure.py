@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from kernels.common import Tensors
+from kernels.common import Tensors, positive, there
 from kernels.step.tiny import corpus
 from kernels.step.tiny.engine import DEFAULT, EXACT, Arm, Engine, arm_of, kl
 from kernels.step.tiny.stored import WEIGHTS, load
@@ -113,17 +113,18 @@ def main() -> None:
     parser.add_argument("lever", nargs="*", help="such as state_dtype=bf16; none: the default arm")
     parser.add_argument("--against", nargs="*", default=[], metavar="LEVER", help="whose greedy tokens are compared")
     parser.add_argument("--weights", type=Path, default=WEIGHTS)
-    parser.add_argument("--sequences", type=int, default=16)
-    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--sequences", type=positive, default=16)
+    parser.add_argument("--length", type=positive, default=128)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     asked = parser.parse_args()
     try:
         size = replace(USUAL, sequences=asked.sequences, length=asked.length)
-        rows = measure(arm_of(asked.lever), load(asked.weights), arm_of(asked.against), size, asked.device)
+        device = there(asked.device)
+        rows = measure(arm_of(asked.lever), load(asked.weights), arm_of(asked.against), size, device)
     except ValueError as problem:
         print(f"tiny: {problem}", file=sys.stderr)
         raise SystemExit(2) from None
-    gpu = torch.cuda.get_device_name(asked.device) if asked.device.startswith("cuda") else ""
+    gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else ""
     out = csv.writer(sys.stdout, lineterminator="\n")
     what = " ".join(asked.lever) or "default"
     out.writerow([*Row._fields, "lever", "model", "gpu", "build"])

@@ -13,6 +13,7 @@ import json
 import sys
 from pathlib import Path
 
+from kernels.common import positive, there
 from kernels.step.tiny import corpus
 from kernels.step.tiny.engine import Engine, arm_of
 from kernels.step.tiny.stored import WEIGHTS, load
@@ -25,18 +26,18 @@ def main() -> None:
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--prompt")
     given.add_argument("--prompts", type=Path)
-    parser.add_argument("--budget", type=int, default=corpus.CODE)
+    parser.add_argument("--budget", type=positive, default=corpus.CODE)
     parser.add_argument("--weights", type=Path, default=WEIGHTS)
     parser.add_argument("--device", default="cpu")
     asked = parser.parse_args()
     try:
-        engine = Engine(arm_of(asked.lever), load(asked.weights), asked.device)
+        engine = Engine(arm_of(asked.lever), load(asked.weights), there(asked.device))
         if asked.prompt is not None:
             print(json.dumps(engine.greedy([corpus.encode("\n" + asked.prompt)], asked.budget)[0]))
             return
         lines = [json.loads(line) for line in asked.prompts.read_text(encoding="utf-8").splitlines()]
         replies = engine.greedy([corpus.encode("\n" + line["prompt"]) for line in lines], asked.budget)
-    except (ValueError, KeyError, OSError) as problem:
+    except (ValueError, KeyError, TypeError, OSError) as problem:
         print(f"tiny: {problem}", file=sys.stderr)
         raise SystemExit(2) from None
     for line, reply in zip(lines, replies, strict=True):

@@ -27,14 +27,29 @@ WEIGHTS = Path(__file__).with_name("weights.npz")
 RECURRENT = Path(__file__).with_name("recurrent.npz")
 
 
+def place_of(path: Path) -> Path:
+    """Where weights can be written, known before there are any; raises ValueError where they cannot."""
+    if path.suffix != ".npz" or not path.parent.is_dir():
+        raise ValueError(f"--out {path}: no .npz, or its folder is not there; pass NAME.npz in one that is")
+    return path
+
+
 def save(path: Path, weights: Tensors) -> None:
-    """Matrices rounded to bf16, vectors and the convolution's filters float32 as the step reads them."""
+    """Matrices rounded to bf16, vectors and the convolution's filters float32 as the step reads them.
+
+    A file that is there stays whole until its successor is.
+    """
     stored = {}
     for name, value in weights.items():
         value = value.cpu().contiguous()
         narrow = value.ndim > 1
         stored[name] = value.bfloat16().view(torch.uint16).numpy() if narrow else value.float().numpy()
-    np.savez(path, **stored)  # type: ignore[arg-type]
+    part = path.with_suffix(".part.npz")
+    try:
+        np.savez(part, **stored)  # type: ignore[arg-type]
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def load(path: Path = WEIGHTS) -> Tensors:

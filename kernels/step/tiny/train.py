@@ -1,4 +1,4 @@
-"""Trains the tiny model: `python -m kernels.step.tiny.train --out FILE`, the same on CPU and GPU, seeds fixed.
+"""Trains the tiny model: `python -m kernels.step.tiny.train --out FILE.npz`, on CPU and GPU from one seed.
 
 The forward pass is written for autograd and for whole sequences: the recurrence in chunks (within a chunk a triangular
 system, between chunks the state), attention as the library's. It computes what kernels/step/reference.py computes token
@@ -14,18 +14,19 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import sys
 import time
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
-from kernels.common import Tensors
+from kernels.common import Tensors, positive, there
 from kernels.gdn.reference import L2_EPS
 from kernels.nvfp4 import format as nvfp4
 from kernels.step.model import CONV_WIDTH, EPS, Model
 from kernels.step.tiny import corpus
-from kernels.step.tiny.stored import MODELS, load, save
+from kernels.step.tiny.stored import MODELS, load, model_of, place_of, save
 
 CHUNK = 32
 ANSWER = 4.0
@@ -110,22 +111,22 @@ def forward(model: Model, w: Tensors, tokens: torch.Tensor, attended: torch.Tens
 
 
 def fresh(model: Model, seed: int, device: torch.device | str) -> Tensors:
-    """Weights before training, float32."""
-    rng = torch.Generator(device=device).manual_seed(seed)
+    """Weights before training, float32, the same on every device."""
+    rng = torch.Generator().manual_seed(seed)
     depth = (2 * model.layers) ** -0.5
     made: Tensors = {}
     shapes: dict[str, tuple[int, ...]] = {f"{n}.weight": s for n, s in model.linears().items()}
     for name, shape in (shapes | model.others()).items():
         if name.endswith("A_log"):
-            w = torch.empty(shape, device=device).uniform_(0.05, 2, generator=rng).log()
+            w = torch.empty(shape).uniform_(0.05, 2, generator=rng).log()
         elif name.endswith("dt_bias"):
-            w = torch.empty(shape, device=device).uniform_(-4, -1, generator=rng)
+            w = torch.empty(shape).uniform_(-4, -1, generator=rng)
         elif name.endswith("norm.weight"):
-            w = torch.full(shape, float("linear_attn" in name), device=device)
+            w = torch.full(shape, float("linear_attn" in name))
         else:
-            w = torch.randn(shape, generator=rng, device=device) * shape[-1] ** -0.5
+            w = torch.randn(shape, generator=rng) * shape[-1] ** -0.5
             w *= depth if name.endswith(("out_proj.weight", "o_proj.weight", "down_proj.weight")) else 1.0
-        made[name] = w
+        made[name] = w.to(device)
     return made
 
 
@@ -149,7 +150,7 @@ def train(
     """Weights after `steps` batches of `size` sequences of `length` tokens, and the loss of every step.
 
     every: print a line after so many steps; 0 prints none. start: weights to go on from. alone: share of the sequences
-    to which attention adds nothing.
+    to which attention adds nothing. Raises ValueError where the loss is no number any more.
     """
     given = {n: v.to(device).float() for n, v in (start or {}).items() if n != "inv_freq"}
     w = {name: value.requires_grad_() for name, value in (given or fresh(model, seed, device)).items()}
@@ -179,6 +180,8 @@ def train(
         torch.nn.utils.clip_grad_norm_(w.values(), 1.0)
         adam.step()
         losses.append(float(loss.detach()))
+        if not math.isfinite(losses[-1]):
+            raise ValueError(f"the loss of step {step + 1} is {losses[-1]}; a smaller --rate than {rate}")
         if every and (step + 1) % every == 0:
             of_answers = float(each.detach()[answers[:, 1:].flatten()].mean())
             taken = time.perf_counter() - began
@@ -192,19 +195,25 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--start", type=Path, help="weights to go on from")
     parser.add_argument("--model", choices=MODELS, default="tiny")
-    parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--steps", type=positive, default=3000)
+    parser.add_argument("--batch", type=positive, default=16)
+    parser.add_argument("--length", type=positive, default=128)
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--alone", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     asked = parser.parse_args()
     model = MODELS[asked.model]
-    start = load(asked.start) if asked.start else None
     sizes = asked.steps, asked.batch, asked.length
-    w, _ = train(model, *sizes, asked.rate, asked.seed, asked.device, 50, start, asked.alone)
-    save(asked.out, w)
+    try:
+        out, device, start = place_of(asked.out), there(asked.device), load(asked.start) if asked.start else None
+        if start and model_of(start) != model:
+            raise ValueError(f"{asked.start.name}: weights of another model than {asked.model}; pass its --model")
+        w, _ = train(model, *sizes, asked.rate, asked.seed, device, 50, start, asked.alone)
+        save(out, w)
+    except (ValueError, OSError) as problem:
+        print(f"tiny: {problem}", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 if __name__ == "__main__":

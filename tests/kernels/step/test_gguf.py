@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,6 +95,49 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
         gguf_file.main()
     assert left.value.code == 2
     held(capsys.readouterr().err, "w.gguf", "multiple of 64")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_written_is_refused_before_there_are_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gguf_file.cases, "weights", lambda *_: pytest.fail("weights are made"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    out = ["--out", str(tmp_path / "w.gguf")]
+    asked = {
+        "the model has 8": ["--model", "small", "--layers", "99", *out],
+        "folder": ["--model", "small", "--out", str(tmp_path / "nowhere" / "w.gguf")],
+        "mixture": ["--model", "small-moe", *out],
+        "18.8 GB of disk": out,
+        "--device cuda": ["--model", "small", "--device", "cuda", *out],
+    }
+    for said, words in asked.items():
+        room = shutil.disk_usage(tmp_path)._replace(free=10**9)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, room=room: room)
+        monkeypatch.setattr(sys, "argv", ["gguf_file", *words])
+        with pytest.raises(SystemExit) as left:
+            gguf_file.main()
+        assert left.value.code == 2, words
+        held(capsys.readouterr().err, "w.gguf", said)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_could_not_be_finished_leaves_the_one_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: dict[str, torch.Tensor]
+) -> None:
+    path = tmp_path / "w.gguf"
+    gguf_file.write(path, MODEL, weights, "nvfp4")
+    whole = path.read_bytes()
+    assert 0.9 < gguf_file.size(MODEL, "nvfp4") / len(whole) < 1
+
+    def full(*_: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("gguf.GGUFWriter.write_tensors_to_file", full)
+    with pytest.raises(OSError, match="No space"):
+        gguf_file.write(path, MODEL, weights, "nvfp4")
+    assert path.read_bytes() == whole
+    assert [p.name for p in tmp_path.iterdir()] == ["w.gguf"]
 
 
 # llama-batched-bench, stood in for by a program that prints its lines -------------------------------------------------

@@ -363,3 +363,48 @@ def test_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
             module.main()
         assert left.value.code == 2
         held(capsys.readouterr().err, "tiny", "state_dtype='f16'", "bf16, f32")
+
+
+def test_commands_refuse_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(train, "forward", lambda *_: pytest.fail("it trains"))
+    out = ["--out", "w.npz", "--device", "cpu"]
+    cases: list[tuple[Any, list[str], str]] = [
+        (train, ["--out", "w.bin"], "w.bin"),
+        (train, ["--out", "nowhere/w.npz"], "nowhere/w.npz"),
+        (train, ["--out", "w.npz", "--device", "cuda"], "--device cuda"),
+        (train, [*out, "--start", "none.npz"], "none.npz"),
+        (train, [*out, "--start", str(WEIGHTS), "--model", "small"], "--model"),
+        (measure, ["--device", "cuda"], "--device cuda"),
+        (say, ["--device", "cuda:1", "--prompt", "x"], "--device cuda:1"),
+    ]
+    for module, words, said in cases:
+        monkeypatch.setattr(sys, "argv", ["program", *words])
+        with pytest.raises(SystemExit) as left:
+            module.main()
+        assert left.value.code == 2, words
+        held(capsys.readouterr().err, "tiny", said)
+    for module, words in ((train, [*out, "--steps", "0"]), (measure, ["--length", "0"]), (say, ["--budget", "-1"])):
+        monkeypatch.setattr(sys, "argv", ["program", *words])
+        with pytest.raises(SystemExit):
+            module.main()
+        assert "is no whole number from 1 on" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_loss_that_is_none_ends_the_training_and_keeps_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "w.npz"
+    out.write_bytes(WEIGHTS.read_bytes())
+    words = ["--out", str(out), "--device", "cpu", "--steps", "2", "--batch", "1", "--length", "8", "--rate", "1e30"]
+    monkeypatch.setattr(sys, "argv", ["program", *words])
+    with pytest.raises(SystemExit) as left:
+        train.main()
+    assert left.value.code == 2
+    held(capsys.readouterr().err, "tiny", "step 2", "smaller --rate")
+    assert out.read_bytes() == WEIGHTS.read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["w.npz"]
