@@ -5,8 +5,8 @@ its pipeline are macros; the shape is not, so one compiled kernel serves every N
 weights and, where rows of y start on 16 bytes, writes y through tensor maps (CUtensorMap), made on the host from
 address and shape and passed by value in the launch.
 
-stream.py (to 24 tokens) and resident.py (to 32) read the decode kernel's copy of the weights (tiles.py); wgmma_gemm.cu and
-line.py (25 to 96 tokens of long K) another (row_tiles.py).
+stream.py (to 24 tokens) and resident.py (to 32) read the decode kernel's copy of the weights (tiles.py); wgmma_gemm.cu
+and line.py (25 to 96 tokens of long K) another (row_tiles.py).
 
 `cuda_gemm_chained` is the same, launched programmatically as cuda_decode_chained is (cuda_decode.py says what that is).
 

@@ -1,4 +1,4 @@
-// NVFP4 linear for 9 to 24 tokens, NATURAL to 128: y[M, N] = x[M, K] w^T, as y^T = w x^T on wgmma, both operands streamed.
+// NVFP4 linear for 9 to 24 tokens, NATURAL to 128: y[M, N] = x[M, K] w^T, as y^T = w x^T on wgmma, both streamed.
 //
 // A stream-K iteration is a block of BLOCK_N = 256 weight rows by 128 k. The iterations of all blocks stand in a line,
 // which the CTAs share evenly (sm90/scheduler.cuh): every multiprocessor has as many of them, whatever the shape. A CTA
