@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -100,7 +99,7 @@ class Line:
 
 def calls_of(family: str) -> Any:
     """The module kernels/<family>/calls.py; BadInput for a family that is no composition."""
-    if importlib.util.find_spec(f"kernels.{family}.calls") is None:
+    if not families.composes(family):
         remedy = "only what is made of others' kernels is predicted"
         raise BadInput(families.FOLDER / family, "calls.py is missing", remedy)
     return importlib.import_module(f"kernels.{family}.calls")
@@ -326,7 +325,7 @@ def _judged(
 
 def cards() -> list[phases.Card]:
     """Those of a GPU's time whose family is made of other families' kernels, and whose arms are still there."""
-    made = [c for c in phases.cards().values() if c.family and (families.FOLDER / c.family / "calls.py").exists()]
+    made = [c for c in phases.cards().values() if c.family and families.composes(c.family)]
     return [card for card in made if card.measure.timer != "host" and not card.adopted]
 
 
@@ -338,7 +337,7 @@ def by_part(trace: Trace, pattern: str, family: str, workload: str) -> breakdown
     or fetch what no kernel writes. None for a family that is no composition. Raises BadInput for a pattern without a
     range, and for a trace of something else than that family's step.
     """
-    if importlib.util.find_spec(f"kernels.{family}.calls") is None:
+    if not families.composes(family):
         return None
     count = windows.by_nvtx(trace, pattern).steps or 1
     every = [windows.by_nvtx(trace, pattern, nth + 1) for nth in range(int(count))]

@@ -3,9 +3,11 @@
 A line is metric, value, unit and workload, which `lab judge CARD --rows control=A.csv --rows candidate=B.csv` reads.
 
     text              kl and same_top_p against EXACT, over a text that was not trained on, token by token
-    recall, copy, code   answers_right, % of questions answered in full by greedy decoding
+    recall, copy, code   answers_right, % of questions answered in full by greedy decoding; failed_runs: questions whose
+                         greedy tokens are not those of --against
     gapN              answers_right of code words told N characters of filler ago; lengths that were not trained on too
     np1 .. np7        clean_slots: sequences of a batch that return their own code word
+    weights, recurrent   hashes_unchanged: 1 where all greedy output has the hash of --against's
     (none)            ppl of the same text; token_mismatches: greedy tokens that differ from those of --against;
                       output_saved: logits that a prompt does not compute beside the last token's; fallback_runs: 1
                       where sequences were taken one at a time
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import hashlib
 import random
 import sys
 from dataclasses import dataclass, replace
@@ -80,16 +83,22 @@ def text(engine: Engine, exact: Engine, tokens: torch.Tensor) -> list[Row]:
     ]
 
 
-def measure(arm: Arm, weights: Tensors, against: Arm = DEFAULT, size: Size = USUAL, device: str = "cpu") -> list[Row]:
-    """Every row of the table."""
+def measure(
+    arm: Arm, weights: Tensors, against: Arm = DEFAULT, size: Size = USUAL, device: str = "cpu", name: str = "weights"
+) -> list[Row]:
+    """Every row of the table. name: of the weights' file."""
     engine, other, exact = (Engine(a, weights, device) for a in (arm, against, EXACT))
     rng, count = random.Random(SEED), size.sequences
     rows = text(engine, exact, corpus.batch(count, size.length, rng)[0].to(device))
-    mismatches = 0
+    mismatches, output = 0, [hashlib.sha256(), hashlib.sha256()]
     for kind, length in SIZES.items():
         asked = corpus.questions(kind, count, rng, length)
         said, wanted = (replies(e, asked, BUDGET) for e in (engine, other))
         rows.append(Row("answers_right", 100 * right(said, asked) / count, "%", kind))
+        failed = [one != two for one, two in zip(said, wanted, strict=True)]
+        rows.append(Row("failed_runs", sum(failed), "runs", kind))
+        for digest, replied in zip(output, (said, wanted), strict=True):
+            digest.update("\0".join(replied).encode())
         mismatches += sum(a != b for one, two in zip(said, wanted, strict=True) for a, b in zip(one, two, strict=True))
     for gap in size.gaps:
         asked = corpus.questions("code", count, rng, gap)
@@ -101,6 +110,7 @@ def measure(arm: Arm, weights: Tensors, against: Arm = DEFAULT, size: Size = USU
     saved = 0.0 if arm.logits == "all" else 4e-9 * engine.model.vocab * (size.length - 1)
     return [
         *rows,
+        Row("hashes_unchanged", float(len({digest.digest() for digest in output}) == 1), "cases", name),
         Row("token_mismatches", mismatches, "tokens"),
         Row("output_saved", saved, "GB"),
         Row("fallback_runs", float(arm.batch == "alone"), "runs"),
@@ -120,7 +130,8 @@ def main() -> None:
     try:
         size = replace(USUAL, sequences=asked.sequences, length=asked.length)
         device = there(asked.device)
-        rows = measure(arm_of(asked.lever), load(asked.weights), arm_of(asked.against), size, device)
+        arms = arm_of(asked.lever), arm_of(asked.against)
+        rows = measure(arms[0], load(asked.weights), arms[1], size, device, asked.weights.stem)
     except ValueError as problem:
         print(f"tiny: {problem}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -227,6 +227,7 @@ GATES: list[tuple[str, Path, WORDS, WORDS, measure.Size]] = [
     ("lp18-logits", WEIGHTS, (), ("cache=fp8",), LOGITS),
     ("lp18-q8-logits", WEIGHTS, (), ("cache=q8_0",), LOGITS),
     ("lb10-last-token", WEIGHTS, ("logits=all",), (), LOGITS),
+    ("ds6-tokens", WEIGHTS, ("logits=all",), (), LOGITS),
     ("ik1-cross-bleed", RECURRENT, ("pool=shared", "batch=alone"), (), SLOTS),
     ("ik2-decomposition", RECURRENT, ("weights=f32", "batch=alone"), ("weights=f32",), SLOTS),
 ]
@@ -240,6 +241,19 @@ def test_a_gate_passes(
     before = rows(*control, size=size, path=path)
     found = judged(tmp_path, card, before, rows(*candidate, against=control, size=size, path=path))
     assert found.word == "GO", found
+
+
+@pytest.mark.slow
+def test_hashes_of_both_models_are_a_registry(tmp_path: Path) -> None:
+    """Of two files an arm; a form of other rounding has another hash on one of the models."""
+
+    def table(path: Path, *words: str, against: WORDS = ()) -> list[measure.Row]:
+        return measure.measure(arm_of(words), weights(path), arm_of(against), LOGITS, name=path.stem)
+
+    for words, word in (((), "GO"), (("products=w4a4",), "NO-GO")):
+        before = [row for path in (WEIGHTS, RECURRENT) for row in table(path, "logits=all")]
+        after = [row for path in (WEIGHTS, RECURRENT) for row in table(path, *words, against=("logits=all",))]
+        assert judged(tmp_path, "lp19-hashes", before, after).word == word
 
 
 class Wrong(Engine):
@@ -277,6 +291,7 @@ WRONG = [
     ("clipped_activations", "lp16-logits"),
     ("unread_scale", "lp18-logits"),
     ("first_token", "lb10-last-token"),
+    ("clipped_activations", "ds6-tokens"),
 ]
 
 
