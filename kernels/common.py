@@ -330,7 +330,7 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def there(device: str) -> str:
+def usable_device(device: str) -> str:
     """The device of a command line; raises ValueError for a GPU that is not there."""
     import torch
 

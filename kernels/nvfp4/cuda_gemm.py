@@ -164,6 +164,13 @@ def choose_config(m: int, n: int, k: int, dtype: str, sms: int = SMS, **fixed: A
 Config = GemmConfig | LineConfig | ResidentConfig | StreamConfig
 
 
+def streamed(m: int, n: int, k: int, dtype: str, sms: int, gated: bool = False) -> StreamConfig | LineConfig:
+    """The kernel that streams both operands: stream.py's for its tokens, of more line.py's."""
+    if m <= max(stream.TOKENS):
+        return stream.choose_config(m, n, k, dtype, sms, gated=gated)
+    return line.choose_config(m, n, k, dtype, sms, gated=gated)
+
+
 def choose(m: int, n: int, k: int, dtype: str, sms: int = SMS) -> Config:
     """The kernel for a shape. Raises ValueError when k is no multiple of 16.
 
@@ -172,7 +179,7 @@ def choose(m: int, n: int, k: int, dtype: str, sms: int = SMS) -> Config:
     """
     if m <= resident.TOKENS and k >= resident.K_MIN:
         if stream.pays(n, k, sms):
-            return (stream if m <= max(stream.TOKENS) else line).choose_config(m, n, k, dtype, sms)
+            return streamed(m, n, k, dtype, sms)
         if resident.fits(k):
             return resident.choose_config(m, n, k, dtype)
     if resident.TOKENS < m <= LINE_TOKENS and k >= LONG_K:

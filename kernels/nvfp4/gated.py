@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.common import Tensors
-from kernels.nvfp4 import cuda_gemm, hopper, line, ops, resident, ring_config, row_tiles, stream, tiles
+from kernels.nvfp4 import cuda_gemm, hopper, line, ops, resident, ring_config, row_tiles, tiles
 from kernels.nvfp4 import format as nvfp4
 
 EIGHT = 8  # rows in turn; and the most tokens of cuda_decode here
@@ -83,7 +83,7 @@ class Gated(torch.nn.Module):
 def many(m: int, n: int, k: int, dtype: str, sms: int) -> cuda_gemm.Config:
     """The kernel of more than EIGHT tokens, as cuda_gemm chooses; x is streamed where it would stay resident."""
     if m <= resident.TOKENS and k >= resident.K_MIN:
-        return (stream if m <= max(stream.TOKENS) else line).choose_config(m, n, k, dtype, sms, gated=True)
+        return cuda_gemm.streamed(m, n, k, dtype, sms, gated=True)
     if m <= cuda_gemm.LINE_TOKENS and k >= cuda_gemm.LONG_K:
         return line.choose_config(m, n, k, dtype, sms, gated=True)
     return cuda_gemm.choose_config(m, n, k, dtype, sms, gated=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from kernels.common import Tensors, interpreted, positive, there
+from kernels.common import Tensors, interpreted, positive, usable_device
 from kernels.step import cases
 from kernels.step.model import MODELS, Model
 from kernels.step.peers import llama_cpp
@@ -80,7 +80,7 @@ def main() -> None:
         print("llama_logits: the served step needs a GPU; on the CPU set TRITON_INTERPRET=1", file=sys.stderr)
         raise SystemExit(2)
     try:
-        there(asked.device)
+        usable_device(asked.device)
         model, rng = MODELS[asked.model].cut(asked.layers), torch.Generator().manual_seed(0)
         tokens = torch.randint(model.vocab, (asked.sequences, asked.tokens + 1), generator=rng)
         other = llama_cpp.logits(asked.file, tokens, (model.layers, model.hidden, model.vocab))

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from kernels.common import Tensors, there
+from kernels.common import Tensors, usable_device
 from kernels.nvfp4 import checkpoints
 from kernels.nvfp4 import format as nvfp4
 from kernels.step import cases
@@ -97,8 +97,6 @@ def tensors(model: Model, weights: Tensors, form: str) -> Iterator[tuple[str, An
     """
     import gguf
 
-    if model.experts:
-        raise ValueError("a mixture's experts have no layout here; pass a dense model")
     if form not in FORMS:
         raise ValueError(f"{form=} must be one of {', '.join(FORMS)}")
     for name in model.linears():
@@ -133,7 +131,7 @@ def size(model: Model, form: str) -> int:
 
 
 def refuses(path: Path, model: Model, form: str) -> str:
-    """ "" or why no file can be written there, known before there are weights; a file needs itself in memory too."""
+    """ "" or why no file can be written there, without weights. The writer holds the whole file in memory."""
     if model.experts:
         return "a mixture's experts have no layout here; pass a dense model"
     if not path.parent.is_dir():
@@ -150,6 +148,8 @@ def refuses(path: Path, model: Model, form: str) -> str:
 
 def write(path: Path, model: Model, weights: Tensors, form: str) -> None:
     """The file, whole or not at all. weights: in NVFP4, as cases.weights gives them."""
+    if reason := refuses(path, model, form):
+        raise ValueError(reason)
     part = path.with_name(f".{path.name}.part")
     try:
         _write(part, model, weights, form)
@@ -209,7 +209,7 @@ def main() -> None:
         model = MODELS[asked.model].cut(asked.layers)
         if reason := refuses(asked.out, model, asked.form):
             raise ValueError(reason)
-        write(asked.out, model, cases.weights(model, 0, there(asked.device)), asked.form)
+        write(asked.out, model, cases.weights(model, 0, usable_device(asked.device)), asked.form)
     except ImportError as problem:
         print(f"gguf_file: {asked.out.name}: {problem}; pip install 'killgate[gguf]' brings gguf", file=sys.stderr)
         raise SystemExit(2) from None

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from kernels.common import Tensors, positive, there
+from kernels.common import Tensors, positive, usable_device
 from kernels.step.tiny import corpus
 from kernels.step.tiny.engine import DEFAULT, EXACT, Arm, Engine, arm_of, kl
 from kernels.step.tiny.stored import WEIGHTS, load
@@ -129,7 +129,7 @@ def main() -> None:
     asked = parser.parse_args()
     try:
         size = replace(USUAL, sequences=asked.sequences, length=asked.length)
-        device = there(asked.device)
+        device = usable_device(asked.device)
         arms = arm_of(asked.lever), arm_of(asked.against)
         rows = measure(arms[0], load(asked.weights), arms[1], size, device, asked.weights.stem)
     except ValueError as problem:

@@ -13,7 +13,7 @@ import json
 import sys
 from pathlib import Path
 
-from kernels.common import positive, there
+from kernels.common import positive, usable_device
 from kernels.step.tiny import corpus
 from kernels.step.tiny.engine import Engine, arm_of
 from kernels.step.tiny.stored import WEIGHTS, load
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     asked = parser.parse_args()
     try:
-        engine = Engine(arm_of(asked.lever), load(asked.weights), there(asked.device))
+        engine = Engine(arm_of(asked.lever), load(asked.weights), usable_device(asked.device))
         if asked.prompt is not None:
             print(json.dumps(engine.greedy([corpus.encode("\n" + asked.prompt)], asked.budget)[0]))
             return

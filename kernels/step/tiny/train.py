@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from kernels.common import Tensors, positive, there
+from kernels.common import Tensors, positive, usable_device
 from kernels.gdn.reference import L2_EPS
 from kernels.nvfp4 import format as nvfp4
 from kernels.step.model import CONV_WIDTH, EPS, Model
@@ -206,7 +206,8 @@ def main() -> None:
     model = MODELS[asked.model]
     sizes = asked.steps, asked.batch, asked.length
     try:
-        out, device, start = place_of(asked.out), there(asked.device), load(asked.start) if asked.start else None
+        out, device = place_of(asked.out), usable_device(asked.device)
+        start = load(asked.start) if asked.start else None
         if start and model_of(start) != model:
             raise ValueError(f"{asked.start.name}: weights of another model than {asked.model}; pass its --model")
         w, _ = train(model, *sizes, asked.rate, asked.seed, device, 50, start, asked.alone)

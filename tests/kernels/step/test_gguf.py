@@ -208,6 +208,23 @@ def test_a_binary_that_fails_leaves_no_rows(
     assert not out.exists()
 
 
+def test_a_bench_is_refused_before_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(llama_cpp, "run", lambda _: pytest.fail("it runs"))
+    words = ["peer", "--binary", "b", "--model", "m.gguf"]
+    for more, said in (
+        (["--npl", "1,x"], "--npl 1,x"),
+        (["--npl", "0"], "--npl 0"),
+        (["--out", "nowhere/o"], "nowhere/o"),
+    ):
+        monkeypatch.setattr(sys, "argv", [*words, *more])
+        with pytest.raises(SystemExit) as left:
+            llama_cpp.main()
+        assert left.value.code == 2
+        held(capsys.readouterr().err, "llama_cpp", said)
+
+
 # llama.cpp's logits beside ours ---------------------------------------------------------------------------------------
 
 SIZES = MODEL.layers, MODEL.hidden, MODEL.vocab
