@@ -29,7 +29,7 @@ from tests.check import fake_candidates
 
 MODULES = ("honest", "answers", "timed", "patches", "channel", "outputs", "stealing", "neighbours")
 WORKLOADS = (
-    Workload("cpu", {"M": 64, "K": 192, "N": 192}),
+    Workload("cpu", {"M": 64, "K": 384, "N": 384}),
     Workload("cuda", {"M": 128, "K": 4096, "N": 4096}, role="measure"),
 )
 ACTIVATIONS = ("x",)
