@@ -37,22 +37,28 @@ def delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tenso
     """o [B, T, H, D] of q, k, v [B, T, H, D], g, beta [B, T, H] from a state of zeros (arXiv 2412.06464, section 3.3).
 
     With the state S of before the chunk and c the sum of g up to a token, the updates u of a chunk solve
-    (I + A) u = beta (v - e^c k S), A_ij = beta_i e^(c_i - c_j) k_i . k_j for j < i.
+    (I + A) u = beta (v - e^c k S), A_ij = beta_i e^(c_i - c_j) k_i . k_j for j < i. Only S waits for the chunk before;
+    all else is of every chunk at once, for the launches are what a GPU waits for here.
     """
-    q, k, v = (x.transpose(1, 2) for x in (q * q.shape[-1] ** -0.5, k, v))
-    g, beta = g.transpose(1, 2), beta.transpose(1, 2)
-    state, found = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]), []
-    for qc, kc, vc, gc, bc in zip(*(x.split(CHUNK, dim=2) for x in (q, k, v, g, beta)), strict=True):
-        c = gc.cumsum(-1)
-        keep = torch.ones(c.shape[-1], c.shape[-1], dtype=torch.bool, device=q.device).tril()
-        decay = (c[..., :, None] - c[..., None, :]).masked_fill(~keep, -math.inf).exp()
-        a = (bc[..., None] * (kc @ kc.mT) * decay).tril(-1)
-        wanted = bc[..., None] * (vc - c.exp()[..., None] * (kc @ state))
-        u = torch.linalg.solve_triangular(a, wanted, upper=False, unitriangular=True)
-        found.append(c.exp()[..., None] * (qc @ state) + ((qc @ kc.mT) * decay) @ u)
-        left = (c[..., -1:] - c).exp()
-        state = state * c[..., -1].exp()[..., None, None] + (kc * left[..., None]).mT @ u
-    return torch.cat(found, dim=2).transpose(1, 2)
+    length, dim = q.shape[1], v.shape[-1]
+    q, k, v, g, beta = (  # [B, H, chunk, token, ...]; a token of zeros changes no state
+        F.pad(x.movedim(1, -1), (0, -length % CHUNK)).movedim(-1, 2).unflatten(2, (-1, CHUNK))
+        for x in (q * q.shape[-1] ** -0.5, k, v, g, beta)
+    )
+    c, beta = g.cumsum(-1), beta[..., None]
+    keep = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device).tril()
+    decay = (c[..., :, None] - c[..., None, :]).masked_fill(~keep, -math.inf).exp()
+    since, left = c.exp()[..., None], (c[..., -1:] - c).exp()[..., None]
+    a = (beta * (k @ k.mT) * decay).tril(-1)
+    solved = torch.linalg.solve_triangular(a, beta * torch.cat((v, since * k), -1), upper=False, unitriangular=True)
+    whole, of_state = (x.unbind(2) for x in solved.split((dim, k.shape[-1]), -1))
+    grown, last = (k * left).mT.unbind(2), since[..., -1:, :].unbind(2)
+    states, updates = [q.new_zeros(*q.shape[:2], k.shape[-1], dim)], []
+    for n in range(len(whole)):
+        updates.append(whole[n] - of_state[n] @ states[n])
+        states.append(states[n] * last[n] + grown[n] @ updates[n])
+    o = (since * q) @ torch.stack(states[:-1], 2) + ((q @ k.mT) * decay) @ torch.stack(updates, 2)
+    return o.flatten(2, 3)[:, :, :length].transpose(1, 2)
 
 
 def rms_norm(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
@@ -130,9 +136,11 @@ def fresh(model: Model, seed: int, device: torch.device | str) -> Tensors:
     return made
 
 
-def rounded(w: torch.Tensor) -> torch.Tensor:
-    """NVFP4's values of w with w's gradient."""
-    return w + (nvfp4.dequantise(nvfp4.quantise(w.detach())) - w.detach())
+def rounded(w: Tensors) -> Tensors:
+    """NVFP4's values of matrices with their gradients; they share a tensor scale, so that all are rounded in one go."""
+    whole = torch.cat([x.detach().reshape(-1, nvfp4.BLOCK) for x in w.values()])
+    values = nvfp4.dequantise(nvfp4.quantise(whole)).split([x.numel() // nvfp4.BLOCK for x in w.values()])
+    return {n: x + (value.view_as(x) - x.detach()) for (n, x), value in zip(w.items(), values, strict=True)}
 
 
 def train(
@@ -156,7 +164,7 @@ def train(
     w = {name: value.requires_grad_() for name, value in (given or fresh(model, seed, device)).items()}
     powers = torch.arange(0, model.rotary, 2, device=device, dtype=torch.float32) / model.rotary
     inv_freq = model.theta**-powers
-    products = {f"{name}.weight" for name in model.linears()}
+    products = [f"{name}.weight" for name in model.linears()]
     decayed = [v for n, v in w.items() if v.ndim == 2]
     others = [v for v in w.values() if v.ndim != 2]
     groups = [{"params": decayed, "weight_decay": 0.02}, {"params": others, "weight_decay": 0.0}]
@@ -168,7 +176,7 @@ def train(
         for group in adam.param_groups:
             group["lr"] = rate * min(1, (step + 1) / warm) * (0.02 + 0.98 * (0.5 + 0.5 * math.cos(math.pi * share)))
         tokens, answers = (x.to(device) for x in corpus.batch(size, length, rng))
-        seen = {n: rounded(v) if share >= QUANTISED and n in products else v for n, v in w.items()}
+        seen = w | rounded({n: w[n] for n in products}) if share >= QUANTISED else w
         drawn = [float(rng.random() >= alone) for _ in range(size)] if alone else None
         attended = None if drawn is None else torch.tensor(drawn, device=device)
         logits = forward(model, seen | {"inv_freq": inv_freq}, tokens[:, :-1], attended)

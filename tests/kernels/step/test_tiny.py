@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from kernels.nvfp4 import format as nvfp4
 from kernels.step import cases
 from kernels.step.model import Model
 from kernels.step.reference import reference
@@ -112,6 +113,17 @@ def test_formats_round_as_their_families_do(value: float) -> None:
 
 
 # Training -------------------------------------------------------------------------------------------------------------
+
+
+def test_training_sees_nvfp4_values_and_passes_their_gradient() -> None:
+    rng = torch.Generator().manual_seed(1)
+    w = {n: torch.randn(rows, 64, generator=rng).requires_grad_() for n, rows in (("large", 48), ("small", 16))}
+    seen = train.rounded(w)
+    own = nvfp4.dequantise(nvfp4.quantise(torch.cat(list(w.values())).detach()))
+    assert torch.allclose(torch.cat(list(seen.values())).detach(), own, rtol=1e-6, atol=1e-6)
+    (seen["large"].sum() + 2 * seen["small"].sum()).backward()
+    assert [w[n].grad.unique().tolist() for n in w] == [[1.0], [2.0]]  # type: ignore[union-attr]
+
 
 SMALL = Model(4, 64, 64, 2, 1, 32, 1, 2, 16, len(corpus.VOCAB), rotary=8, theta=1e4)
 
