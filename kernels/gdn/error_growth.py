@@ -118,11 +118,22 @@ def to_bf16(state: torch.Tensor, rounding: str, generator: torch.Generator) -> t
 def _step(
     state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor
 ) -> torch.Tensor:
-    """One token, in place: state [..., H, D, D], q, k, v [H, D], decay, beta [H]; returns o [..., H, D], scaled."""
+    """One token, in place: state [..., H, D, D], q, k, v [H, D], decay, beta [H]; returns o [..., H, D], scaled.
+
+    D is a power of two.
+    """
     state *= decay[:, None, None]
-    guess = (k[:, None, :] @ state).squeeze(-2)
+    guess = _product(k, state)
     state += k[:, :, None] * (beta[:, None] * (v - guess))[..., None, :]
-    return (q[:, None, :] @ state).squeeze(-2) * q.shape[-1] ** -0.5
+    return _product(q, state) * q.shape[-1] ** -0.5
+
+
+def _product(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    """x [H, D] times state [..., H, D, D], halves added to halves: a matrix product's order is each CPU's own."""
+    terms = x[:, :, None] * state
+    while (half := terms.shape[-2] // 2) > 0:
+        terms = terms[..., :half, :] + terms[..., half:, :]
+    return terms.squeeze(-2)
 
 
 def study(
@@ -140,7 +151,8 @@ def study(
     squared_norm = torch.zeros(len(regimes), tokens, dtype=torch.float64)
     state_error = torch.zeros(len(storages), len(regimes), len(marks), dtype=torch.float64)
 
-    decay, decay64 = g.exp(), g.double().exp()
+    decay64 = g.double().exp()
+    decay = decay64.float()  # a CPU's own float32 exp may round otherwise
     for t in range(tokens):
         wanted = _step(exact, q[t].double(), k[t].double(), v[t].double(), decay64[t], beta[t].double())
         got = _step(states, q[t], k[t], v[t], decay[t], beta[t])
