@@ -27,7 +27,7 @@ from kernels.nvfp4 import format as nvfp4
 from kernels.step import cases
 from kernels.step.model import CONV_WIDTH, EPS, MODELS, Model
 
-FORMS = ("nvfp4", "q8_0")
+FORMS = {"nvfp4": 64, "q8_0": 32}  # to the elements of a block along K
 CONTEXT = 262144
 NAMES = {
     "input_layernorm.weight": "attn_norm.weight",
@@ -93,12 +93,10 @@ def ordered(model: Model, name: str, value: torch.Tensor | nvfp4.Nvfp4) -> Any:
 def tensors(model: Model, weights: Tensors, form: str) -> Iterator[tuple[str, Any, str]]:
     """(llama.cpp's name, torch tensor or bytes [rows, blocks' bytes], ggml's type) of every tensor.
 
-    form: of the quantised products. Raises ValueError for another form, or a K that is no multiple of ggml's block.
+    form: of the quantised products.
     """
     import gguf
 
-    if form not in FORMS:
-        raise ValueError(f"{form=} must be one of {', '.join(FORMS)}")
     for name in model.linears():
         packed = (weights[f"{name}.weight_{part}"] for part in ("packed", "scale", "tensor_scale"))
         q = ordered(model, name, nvfp4.Nvfp4(*packed))
@@ -134,6 +132,10 @@ def refuses(path: Path, model: Model, form: str) -> str:
     """ "" or why no file can be written there, without weights. The writer holds the whole file in memory."""
     if model.experts:
         return "a mixture's experts have no layout here; pass a dense model"
+    if not (block := FORMS.get(form)):
+        return f"{form=} must be one of {', '.join(FORMS)}"
+    if odd := next((f"{name}: K {k}" for name, (_, k) in model.linears().items() if k % block), ""):
+        return f"{odd} is no multiple of {block}, a block of ggml's {form}; pass another --model"
     if not path.parent.is_dir():
         return f"{path.parent} is not there; make that folder"
     needed, room = size(model, form), shutil.disk_usage(path.parent).free

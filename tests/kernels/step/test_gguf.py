@@ -87,14 +87,14 @@ def test_in_the_order_of_llama_cpp_the_model_is_the_same(
 
 def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="nvfp4, q8_0"):
-        next(gguf_file.tensors(MODEL, {}, "q4"))
-    monkeypatch.setattr(
-        sys, "argv", ["gguf_file", "--model", "odd", "--device", "cpu", "--out", str(tmp_path / "w.gguf")]
-    )
-    with pytest.raises(SystemExit) as left:
-        gguf_file.main()
-    assert left.value.code == 2
-    held(capsys.readouterr().err, "w.gguf", "multiple of 64")
+        gguf_file.write(tmp_path / "w.gguf", MODEL, {}, "q4")
+    odd = ["gguf_file", "--model", "odd", "--device", "cpu", "--out", str(tmp_path / "w.gguf")]
+    for form, block in (("nvfp4", "multiple of 64"), ("q8_0", "multiple of 32")):
+        monkeypatch.setattr(sys, "argv", [*odd, "--form", form])
+        with pytest.raises(SystemExit) as left:
+            gguf_file.main()
+        assert left.value.code == 2
+        held(capsys.readouterr().err, "w.gguf", block, "--model")
     assert not list(tmp_path.iterdir())
 
 
@@ -103,9 +103,10 @@ def test_what_cannot_be_written_is_refused_before_there_are_weights(
 ) -> None:
     monkeypatch.setattr(gguf_file.cases, "weights", lambda *_: pytest.fail("weights are made"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setitem(gguf_file.MODELS, "small", MODEL)
     out = ["--out", str(tmp_path / "w.gguf")]
     asked = {
-        "the model has 8": ["--model", "small", "--layers", "99", *out],
+        f"the model has {MODEL.layers}": ["--model", "small", "--layers", "99", *out],
         "folder": ["--model", "small", "--out", str(tmp_path / "nowhere" / "w.gguf")],
         "mixture": ["--model", "small-moe", *out],
         "18.8 GB of disk": out,
