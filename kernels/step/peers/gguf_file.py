@@ -136,6 +136,8 @@ def refuses(path: Path, model: Model, form: str) -> str:
         return f"{form=} must be one of {', '.join(FORMS)}"
     if odd := next((f"{name}: K {k}" for name, (_, k) in model.linears().items() if k % block), ""):
         return f"{odd} is no multiple of {block}, a block of ggml's {form}; pass another --model"
+    if "attention" not in model.kinds:
+        return f"{model.layers} layers have no attention, without which llama.cpp does not run; pass --layers 4 or more"
     if not path.parent.is_dir():
         return f"{path.parent} is not there; make that folder"
     needed, room = size(model, form), shutil.disk_usage(path.parent).free

@@ -107,6 +107,7 @@ def test_what_cannot_be_written_is_refused_before_there_are_weights(
     out = ["--out", str(tmp_path / "w.gguf")]
     asked = {
         f"the model has {MODEL.layers}": ["--model", "small", "--layers", "99", *out],
+        "3 layers have no attention": ["--model", "small", "--layers", "3", *out],
         "folder": ["--model", "small", "--out", str(tmp_path / "nowhere" / "w.gguf")],
         "mixture": ["--model", "small-moe", *out],
         "18.8 GB of disk": out,
