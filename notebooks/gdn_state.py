@@ -110,7 +110,7 @@ NEAREST, _, BATCHED = (s.name for s in growth.storages[1:])
 drift = growth.drift
 trap = [(r, drift(BATCHED, r, 256), drift(BATCHED, r, 4096) / drift(BATCHED, r, 256), drift(NEAREST, r, 256),
          drift(NEAREST, r, 4096) / drift(NEAREST, r, 256)) for r in growth.regimes]  # fmt: skip
-show(pd.DataFrame(trap, columns=["regime, on this CPU", "never read: drift at 256", "4096 over it",
+show(pd.DataFrame(trap, columns=["regime (computed on this CPU)", "never read: drift at 256", "4096 over it",
                                  "read each token: drift at 256", "4096 over it, read"]))  # fmt: skip
 
 # %% [markdown]

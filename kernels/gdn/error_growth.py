@@ -118,10 +118,7 @@ def to_bf16(state: torch.Tensor, rounding: str, generator: torch.Generator) -> t
 def _step(
     state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor
 ) -> torch.Tensor:
-    """One token, in place: state [..., H, D, D], q, k, v [H, D], decay, beta [H]; returns o [..., H, D], scaled.
-
-    D is a power of two.
-    """
+    """One token, in place: state [..., H, D, D], q, k, v [H, D], decay, beta [H]; returns o [..., H, D], scaled."""
     state *= decay[:, None, None]
     guess = _product(k, state)
     state += k[:, :, None] * (beta[:, None] * (v - guess))[..., None, :]
@@ -129,10 +126,12 @@ def _step(
 
 
 def _product(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-    """x [H, D] times state [..., H, D, D], halves added to halves: a matrix product's order is each CPU's own."""
+    """x [H, D] times state [..., H, D, D], summed by halves: the order in a GEMM depends on the CPU."""
     terms = x[:, :, None] * state
-    while (half := terms.shape[-2] // 2) > 0:
-        terms = terms[..., :half, :] + terms[..., half:, :]
+    while (rows := terms.shape[-2]) > 1:
+        half = -(-rows // 2)
+        terms[..., : rows - half, :] += terms[..., half:, :]
+        terms = terms[..., :half, :]
     return terms.squeeze(-2)
 
 

@@ -63,11 +63,6 @@ class Elsewhere:
         """Whether the two intervals have nothing in common."""
         return self.high[0] < self.low[1]
 
-    @property
-    def reach_pct(self) -> float:
-        """Half the width of the wider interval."""
-        return max(high - low for low, high in zip(self.low, self.high, strict=True)) / 2
-
 
 def floors(device: str) -> list[Floor]:
     """Every comparison of a device with blocks in pairs, in the order of the cards."""

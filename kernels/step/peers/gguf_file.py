@@ -27,7 +27,7 @@ from kernels.nvfp4 import format as nvfp4
 from kernels.step import cases
 from kernels.step.model import CONV_WIDTH, EPS, MODELS, Model
 
-FORMS = {"nvfp4": 64, "q8_0": 32}  # to the elements of a block along K
+FORMS = {"nvfp4": 64, "q8_0": 32}  # elements of a block, along K
 CONTEXT = 262144
 NAMES = {
     "input_layernorm.weight": "attn_norm.weight",

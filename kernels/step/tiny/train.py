@@ -37,8 +37,8 @@ def delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tenso
     """o [B, T, H, D] of q, k, v [B, T, H, D], g, beta [B, T, H] from a state of zeros (arXiv 2412.06464, section 3.3).
 
     With the state S of before the chunk and c the sum of g up to a token, the updates u of a chunk solve
-    (I + A) u = beta (v - e^c k S), A_ij = beta_i e^(c_i - c_j) k_i . k_j for j < i. Only S waits for the chunk before;
-    all else is of every chunk at once, for the launches are what a GPU waits for here.
+    (I + A) u = beta (v - e^c k S), A_ij = beta_i e^(c_i - c_j) k_i . k_j for j < i. Only S goes from
+    chunk to chunk; the rest is computed for all chunks at once, since training on a GPU is launch-bound.
     """
     length, dim = q.shape[1], v.shape[-1]
     q, k, v, g, beta = (  # [B, H, chunk, token, ...]; a token of zeros changes no state

@@ -60,6 +60,13 @@ def test_the_study_is_the_recurrence() -> None:
     assert all(growth().drift("f32", r, 1024) < 3e-6 for r in growth().regimes)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 7, 64])
+def test_a_product_added_by_halves_leaves_no_row_out(rows: int) -> None:
+    rng = torch.Generator().manual_seed(rows)
+    x, state = (torch.randn(*shape, generator=rng, dtype=torch.float64) for shape in ((3, rows), (2, 3, rows, 5)))
+    torch.testing.assert_close(error_growth._product(x, state), (x[:, None, :] @ state).squeeze(-2))
+
+
 @pytest.mark.parametrize("regime", ["mixed", "keep", "beta1", "similar"])
 def test_where_the_delta_rule_forgets_the_error_stops_growing(regime: str) -> None:
     """Normalised keys and a learning rate of order 1 overwrite old roundings: per cent, no more after 256 tokens."""
